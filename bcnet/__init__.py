@@ -1,0 +1,1 @@
+"""bcnet: find the best channel widths of a convolutional network under a budget."""

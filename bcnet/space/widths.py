@@ -1,0 +1,233 @@
+"""What may vary: width variables, their candidates, and the space they span.
+
+Pure numpy. A *width variable* is a set of channel dimensions that must have one width; its
+*candidates* are closed under complement, ``c -> l + l_s - c``, so that the BCv2 principle is fair.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bcnet.errors import BcnetError
+
+FORMAT_VERSION = 1
+
+Widths = NDArray[np.int64]
+
+
+def candidates(largest: int, groups: int, base: int = 1, unit: int = 1) -> tuple[int, ...]:
+    """Widths a variable of ``largest`` channels may take, ascending, multiples of ``unit``.
+
+    With ``l`` channels in ``K`` groups they are about ``base*l/K, (base+1)*l/K, ..., l``: the lower
+    half is rounded, the upper half mirrors it, so the set is closed under ``c -> l + l_s - c`` for
+    every l, K and base. Where l has no more channels than there are groups, every width is one.
+    """
+    if groups < 1:
+        raise BcnetError(f"groups is {groups}, but a space needs at least 1 group")
+    if not 1 <= base <= groups:
+        raise BcnetError(f"base is {base}, but it counts groups and must lie in 1..{groups}")
+    if unit < 1 or largest < unit or largest % unit:
+        raise BcnetError(f"{largest} channels cannot be divided into units of {unit}")
+    largest_unit = largest // unit
+    count = groups - base + 1
+    exact_base = largest_unit * base / groups
+    smallest = min(max(1, math.floor(exact_base + 0.5)), largest_unit)
+    if largest_unit - smallest + 1 <= count:
+        return tuple(unit * c for c in range(smallest, largest_unit + 1))
+    if count == 1:
+        return (largest,)
+    if count % 2 and (largest_unit - smallest) % 2:
+        # The middle candidate is its own complement, so l + l_s must be even.
+        smallest += 1 if exact_base > smallest or smallest == 1 else -1
+    step = (largest_unit - smallest) / (count - 1)
+    lower = [math.floor(smallest + i * step + 0.5) for i in range((count + 1) // 2)]
+    mirrored = {largest_unit + smallest - c for c in lower}
+    return tuple(unit * c for c in sorted(mirrored.union(lower)))
+
+
+@dataclass(frozen=True)
+class WidthVariable:
+    """Channel dimensions that share one width."""
+
+    name: str
+    candidates: tuple[int, ...]
+    layers: tuple[str, ...] = ()
+    unit: int = 1
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.candidates, self.candidates[1:], strict=False))
+        if not self.candidates or self.candidates[0] < 1 or not rising:
+            raise BcnetError(
+                f"variable {self.name!r} needs ascending candidates of at least 1, got {list(self.candidates)}"
+            )
+        if self.unit < 1 or any(c % self.unit for c in self.candidates):
+            raise BcnetError(f"variable {self.name!r} has candidates that are no multiples of its unit {self.unit}")
+
+    @property
+    def max(self) -> int:
+        """``l``, the largest candidate: the width of the original network."""
+        return self.candidates[-1]
+
+    @property
+    def base(self) -> int:
+        """``l_s``, the smallest candidate: the base width."""
+        return self.candidates[0]
+
+
+class WidthSpace:
+    """All widths: one candidate per variable. ``L = len(space)``; widths are int64 arrays (..., L)."""
+
+    def __init__(self, variables: Sequence[WidthVariable]):
+        if not variables:
+            raise BcnetError("a width space needs at least one width variable")
+        names = [v.name for v in variables]
+        if len(set(names)) != len(names):
+            raise BcnetError("the names of width variables must differ from each other")
+        self.variables = tuple(variables)
+        self.max: Widths = np.array([v.max for v in variables], dtype=np.int64)
+        self.min: Widths = np.array([v.base for v in variables], dtype=np.int64)
+        self._tables = [np.array(v.candidates, dtype=np.int64) for v in variables]
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WidthSpace) and self.variables == other.variables
+
+    def __hash__(self) -> int:
+        return hash(self.variables)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(v.name for v in self.variables)
+
+    @property
+    def size(self) -> int:
+        """How many widths there are, exactly."""
+        return math.prod(len(v.candidates) for v in self.variables)
+
+    def check(self, widths: ArrayLike) -> Widths:
+        """``widths`` (..., L) as int64 within 1..l of every variable, or a :class:`BcnetError`.
+
+        Widths between candidates are allowed: a network can be built at any of them.
+        """
+        try:
+            given = np.asarray(widths)
+        except ValueError:
+            raise BcnetError("widths must be rows of whole numbers of equal length") from None
+        if given.dtype == bool or not np.issubdtype(given.dtype, np.number) or np.iscomplexobj(given):
+            raise BcnetError(f"widths must be whole numbers, got {widths!r:.80}")
+        if given.ndim == 0 or given.shape[-1] != len(self):
+            got = 1 if given.ndim == 0 else given.shape[-1]
+            raise BcnetError(f"this space has {len(self)} width variables, but {got} widths were given")
+        if np.issubdtype(given.dtype, np.floating) and not (np.isfinite(given) & (given == np.floor(given))).all():
+            raise BcnetError(f"widths must be whole numbers, got {widths!r:.80}")
+        units = np.array([v.unit for v in self.variables])
+        bad = (given < 1) | (given > self.max) | (given % units != 0)
+        if bad.any():
+            place = tuple(int(i) for i in np.argwhere(bad)[0])
+            variable = self.variables[place[-1]]
+            steps = f" in multiples of {variable.unit}" if variable.unit > 1 else ""
+            raise BcnetError(
+                f"width {int(given[place])} of variable {variable.name!r} (number {place[-1] + 1}) "
+                f"must lie in {variable.unit}..{variable.max}{steps}"
+            )
+        return given.astype(np.int64)
+
+    def sample(self, rng: np.random.Generator, n: int = 1) -> Widths:
+        """``n`` widths drawn uniformly, shape (n, L)."""
+        counts = [len(table) for table in self._tables]
+        return self.decode(rng.integers(0, counts, size=(n, len(self))))
+
+    def decode(self, indices: ArrayLike) -> Widths:
+        """Candidate indices (..., L) to widths (..., L)."""
+        index = np.asarray(indices, dtype=np.int64)
+        if index.shape[-1:] != (len(self),):
+            raise BcnetError(f"this space has {len(self)} width variables, so indices need that many columns")
+        counts = np.array([len(t) for t in self._tables])
+        if (index < 0).any() or (index >= counts).any():
+            raise BcnetError("an index lies outside its variable's candidates")
+        columns = [table[index[..., i]] for i, table in enumerate(self._tables)]
+        return np.stack(columns, axis=-1)
+
+    def encode(self, widths: ArrayLike) -> NDArray[np.int64]:
+        """Widths (..., L) to candidate indices (..., L); a width that is no candidate is an error."""
+        given = self.check(widths)
+        index = np.stack([np.searchsorted(t, given[..., i]) for i, t in enumerate(self._tables)], axis=-1)
+        counts = np.array([len(t) for t in self._tables])
+        bad = self.decode(np.minimum(index, counts - 1)) != given
+        if bad.any():
+            place = tuple(int(i) for i in np.argwhere(bad)[0])
+            variable = self.variables[place[-1]]
+            raise BcnetError(
+                f"width {int(given[place])} is no candidate of variable {variable.name!r}: {list(variable.candidates)}"
+            )
+        return index
+
+    def scaled(self, factor: float) -> Widths:
+        """Every width times ``factor``, rounded down as the paper does, at least one unit: shape (L,)."""
+        units = np.array([v.unit for v in self.variables])
+        # A hair above, so that 0.7 * 10 is 7 although it is 6.999... in binary.
+        return np.clip(np.floor(self.max * factor / units + 1e-9).astype(np.int64) * units, units, self.max)
+
+    def uniform(self, cost: Callable[[Widths], ArrayLike], limit: float) -> Widths:
+        """The widest uniform scaling whose ``cost`` (widths (n, L) -> (n,)) is at most ``limit``: shape (L,)."""
+        factors = np.unique(np.concatenate([np.arange(1, m + 1) / m for m in np.unique(self.max)]))
+        low, high = 0, len(factors)
+        while low < high:
+            middle = (low + high) // 2
+            if float(np.asarray(cost(self.scaled(factors[middle])[None]))[0]) <= limit:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0:
+            smallest = float(np.asarray(cost(self.scaled(factors[0])[None]))[0])
+            raise BcnetError(f"no uniform scaling costs at most {limit:,.0f}: the smallest costs {smallest:,.0f}")
+        return self.scaled(factors[low - 1])
+
+    def to_json(self) -> str:
+        rows = [
+            {"name": v.name, "candidates": list(v.candidates), "layers": list(v.layers), "unit": v.unit}
+            for v in self.variables
+        ]
+        return json.dumps({"format": "bcnet.widthspace", "version": FORMAT_VERSION, "variables": rows})
+
+    @classmethod
+    def from_json(cls, text: str) -> WidthSpace:
+        """The inverse of :meth:`to_json`; a text of another format or version is an error."""
+        try:
+            data: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            raise BcnetError("this is no JSON text of a width space") from None
+        if not isinstance(data, dict) or data.get("format") != "bcnet.widthspace":
+            raise BcnetError("this JSON does not describe a width space")
+        if data.get("version") != FORMAT_VERSION:
+            raise BcnetError(
+                f"this width space has format version {data.get('version')!r}, but this bcnet reads {FORMAT_VERSION}"
+            )
+        try:
+            variables = [
+                WidthVariable(
+                    str(row["name"]),
+                    tuple(_whole(c) for c in row["candidates"]),
+                    tuple(str(layer) for layer in row["layers"]),
+                    _whole(row["unit"]),
+                )
+                for row in data["variables"]
+            ]
+        except (KeyError, TypeError):
+            raise BcnetError("this width space lacks name, candidates, layers or unit of a variable") from None
+        return cls(variables)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BcnetError(f"{value!r:.40} is no whole number")
+    return value
