@@ -1,0 +1,153 @@
+"""The shape of every network without its weights: blocks, strides, and width variables in order of first use.
+
+Imports no torch, so that names and widths are at hand at once; the family modules build from these plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Variable(NamedTuple):
+    """A width variable of a zoo network with its full width; a ``fixed`` one keeps it unless it is given too."""
+
+    name: str
+    width: int
+    fixed: bool = False
+
+
+class Stage(NamedTuple):
+    """Inverted residual blocks with one output width; only the first has ``stride`` and no shortcut."""
+
+    out: int
+    stride: int
+    blocks: tuple[tuple[int, int], ...]  # (kernel, expansion) of each block
+
+
+class InvertedPlan(NamedTuple):
+    """A stem, stages of inverted residual blocks, a 1x1 head."""
+
+    stem: int
+    stem_stride: int
+    stages: tuple[Stage, ...]
+    head: int
+    squeeze: int = 0  # block input channels per squeeze channel; 0: no squeeze-and-excitation
+
+    def variables(self) -> Iterator[Variable]:
+        yield Variable("stem", self.stem)
+        channels = self.stem
+        for i, stage in enumerate(self.stages, 1):
+            for j, (_, expansion) in enumerate(stage.blocks):
+                if expansion > 1:
+                    yield Variable(f"stage{i}.{j}.expand", expansion * channels)
+                if self.squeeze:
+                    yield Variable(f"stage{i}.{j}.squeeze", channels // self.squeeze, fixed=True)
+                if j == 0:
+                    yield Variable(f"stage{i}.out", stage.out)
+                    channels = stage.out
+        yield Variable("head", self.head)
+
+
+class ResNetPlan(NamedTuple):
+    """Blocks of each stage: two 3x3 convolutions, or with ``bottleneck`` 1x1, 3x3 and a four times wider 1x1."""
+
+    blocks: tuple[int, ...]
+    bottleneck: bool
+
+    def projects(self, stage: int) -> bool:
+        """Whether the ``stage`` (from 1) starts with a convolution in the shortcut, so has its own output width."""
+        return stage > 1 or self.bottleneck
+
+    def variables(self) -> Iterator[Variable]:
+        yield Variable("stem", 64)
+        for i, count in enumerate(self.blocks, 1):
+            planes = 32 * 2**i
+            for j in range(count):
+                yield Variable(f"stage{i}.{j}.conv1", planes)
+                if self.bottleneck:
+                    yield Variable(f"stage{i}.{j}.conv2", planes)
+                if j == 0 and self.projects(i):
+                    yield Variable(f"stage{i}.out", 4 * planes if self.bottleneck else planes)
+
+
+class VGGPlan(NamedTuple):
+    """3x3 convolutions of each stage; max pooling between the stages."""
+
+    stages: tuple[tuple[int, ...], ...]
+
+    def variables(self) -> Iterator[Variable]:
+        widths = [width for stage in self.stages for width in stage]
+        return (Variable(f"conv{i}", width) for i, width in enumerate(widths, 1))
+
+
+VGG19 = VGGPlan(((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4))
+
+RESNET18 = ResNetPlan((2, 2, 2, 2), bottleneck=False)
+RESNET34 = ResNetPlan((3, 4, 6, 3), bottleneck=False)
+RESNET50 = ResNetPlan((3, 4, 6, 3), bottleneck=True)
+
+
+def _mobilenetv2(stem_stride: int, strides: tuple[int, ...]) -> InvertedPlan:
+    shape = ((16, 1, 1), (24, 2, 6), (32, 3, 6), (64, 4, 6), (96, 3, 6), (160, 3, 6), (320, 1, 6))
+    stages = [
+        Stage(out, stride, ((3, expansion),) * count)
+        for (out, count, expansion), stride in zip(shape, strides, strict=True)
+    ]
+    return InvertedPlan(32, stem_stride, tuple(stages), 1280)
+
+
+MOBILENETV2_CIFAR = _mobilenetv2(1, (1, 1, 1, 2, 1, 2, 1))
+MOBILENETV2_IMAGENET = _mobilenetv2(2, (1, 2, 2, 2, 1, 2, 1))
+
+EFFICIENTNET_B0 = InvertedPlan(
+    stem=32,
+    stem_stride=2,
+    stages=(
+        Stage(16, 1, ((3, 1),)),
+        Stage(24, 2, ((3, 6),) * 2),
+        Stage(40, 2, ((5, 6),) * 2),
+        Stage(80, 2, ((3, 6),) * 3),
+        Stage(112, 1, ((5, 6),) * 3),
+        Stage(192, 2, ((5, 6),) * 4),
+        Stage(320, 1, ((3, 6),)),
+    ),
+    head=1280,
+    squeeze=4,
+)
+
+PROXYLESSNAS = InvertedPlan(
+    stem=32,
+    stem_stride=2,
+    stages=(
+        Stage(16, 1, ((3, 1),)),
+        Stage(32, 2, ((5, 3), (3, 3))),
+        Stage(40, 2, ((7, 3), (3, 3), (5, 3), (5, 3))),
+        Stage(80, 2, ((7, 6), (5, 3), (5, 3), (5, 3))),
+        Stage(96, 1, ((5, 6), (5, 3), (5, 3), (5, 3))),
+        Stage(192, 2, ((7, 6), (7, 6), (7, 3), (7, 3))),
+        Stage(320, 1, ((7, 6),)),
+    ),
+    head=1280,
+)
+
+
+class NamedPlan(NamedTuple):
+    """A network whose few blocks its family module spells out."""
+
+    widths: tuple[tuple[str, int], ...]
+
+    def variables(self) -> Iterator[Variable]:
+        return (Variable(name, width) for name, width in self.widths)
+
+
+# Digits of a Channel-Bench-Macro key in this order: c for what blocks hand on, h and m for what they hide.
+CHANNEL_BENCH_MOBILENET = NamedPlan(
+    (("c0", 128), ("h1", 768), ("h2", 768), ("h3", 768), ("c4", 256), ("h5", 1536), ("c6", 1024))
+)
+CHANNEL_BENCH_RESNET = NamedPlan(
+    (("c0", 256), ("m1", 256), ("m2", 256), ("m3", 512), ("c4", 512), ("m5", 512), ("m6", 512))
+)
+DIGITS = NamedPlan((("stem", 32), ("block1.conv1", 48), ("block2.expand", 128), ("block2.out", 64), ("head", 128)))
+
+Plan = VGGPlan | ResNetPlan | InvertedPlan | NamedPlan
