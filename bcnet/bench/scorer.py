@@ -1,0 +1,76 @@
+"""Simulated search: the table answers in place of training, and counts what training would have cost."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bcnet.bench.spaces import BenchSpace
+from bcnet.errors import BcnetError
+
+Run = int | NDArray[np.integer] | Literal["mean"] | None
+
+
+class TableScorer:
+    """Scores widths by one recorded training run each.
+
+    The run is chosen per query: by default at random from ``seed``, or named as ``run`` (0..S-1, or one
+    for each widths, or "mean" for the mean of all S). ``queries`` counts the scores given;
+    ``evaluations`` counts the distinct trainings they stand for, the currency of a real search.
+    """
+
+    def __init__(self, space: BenchSpace, acc: NDArray[np.float64], seed: int = 0):
+        self._space = space
+        self._acc = acc
+        self._rng = np.random.default_rng(seed)
+        self._trained = np.zeros(acc.shape, dtype=bool)
+        self._asked: list[NDArray[np.int64]] = []
+        self._given: list[NDArray[np.float64]] = []
+
+    @property
+    def queries(self) -> int:
+        return sum(len(scores) for scores in self._given)
+
+    @property
+    def evaluations(self) -> int:
+        return int(self._trained.sum())
+
+    def __call__(self, widths: ArrayLike, run: Run = None) -> float:
+        """The score of one widths (L,), in percent."""
+        return float(self.score_many(np.asarray(widths)[None], run)[0])
+
+    def score_many(self, widths: ArrayLike, run: Run = None) -> NDArray[np.float64]:
+        """The scores of widths (n, L), in percent: (n,)."""
+        index = np.atleast_1d(self._space.index(widths))
+        if isinstance(run, str):
+            if run != "mean":
+                raise BcnetError(f"run is {run!r}, but it must be a number, 'mean' or None")
+            self._trained[index] = True
+            scores = self._acc[index].mean(axis=1)
+        else:
+            runs = self._runs(run, len(index))
+            self._trained[index, runs] = True
+            scores = self._acc[index, runs]
+        self._asked.append(index)
+        self._given.append(scores)
+        return scores
+
+    def trajectory(self) -> NDArray[np.float64]:
+        """After every query, the mean accuracy of the widths with the best score so far: (queries,)."""
+        if not self._given:
+            return np.empty(0)
+        asked, given = np.concatenate(self._asked), np.concatenate(self._given)
+        improved = given > np.append(-np.inf, np.maximum.accumulate(given)[:-1])
+        leader = np.maximum.accumulate(np.where(improved, np.arange(len(given)), 0))
+        return self._acc[asked[leader]].mean(axis=1)
+
+    def _runs(self, run: int | NDArray[np.integer] | None, count: int) -> NDArray[np.int64]:
+        seeds = self._acc.shape[1]
+        if run is None:
+            return self._rng.integers(0, seeds, size=count)
+        runs = np.asarray(run)
+        if runs.shape not in ((), (count,)) or runs.dtype.kind not in "iu" or ((runs < 0) | (runs >= seeds)).any():
+            raise BcnetError(f"a run is a whole number in 0..{seeds - 1}, one for all widths or one for each")
+        return np.broadcast_to(runs, (count,))
