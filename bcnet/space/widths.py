@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from bcnet.errors import BcnetError
 
 FORMAT_VERSION = 1
+MAX_WIDTH = 2**20  # no layer is wider; keeps a hostile file from claiming all memory
 
 Widths = NDArray[np.int64]
 
@@ -33,8 +35,12 @@ def candidates(largest: int, groups: int, base: int = 1, unit: int = 1) -> tuple
         raise BcnetError(f"groups is {groups}, but a space needs at least 1 group")
     if not 1 <= base <= groups:
         raise BcnetError(f"base is {base}, but it counts groups and must lie in 1..{groups}")
-    if unit < 1 or largest < unit or largest % unit:
+    if largest < 1:
+        raise BcnetError(f"a width variable needs at least 1 channel, not {largest}")
+    if unit < 1 or largest % unit:
         raise BcnetError(f"{largest} channels cannot be divided into units of {unit}")
+    if largest > MAX_WIDTH:
+        raise BcnetError(f"{largest} channels are too many: a width variable may have at most {MAX_WIDTH}")
     largest_unit = largest // unit
     count = groups - base + 1
     exact_base = largest_unit * base / groups
@@ -62,11 +68,17 @@ class WidthVariable:
     unit: int = 1
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "candidates", tuple(operator.index(c) for c in self.candidates))
+        except TypeError:
+            raise BcnetError(f"variable {self.name!r} has candidates that are no whole numbers") from None
         rising = all(a < b for a, b in zip(self.candidates, self.candidates[1:], strict=False))
         if not self.candidates or self.candidates[0] < 1 or not rising:
             raise BcnetError(
-                f"variable {self.name!r} needs ascending candidates of at least 1, got {list(self.candidates)}"
+                f"variable {self.name!r} needs ascending candidates of at least 1, got {list(self.candidates)!r:.80}"
             )
+        if self.candidates[-1] > MAX_WIDTH:
+            raise BcnetError(f"variable {self.name!r} is too wide: a width variable may have at most {MAX_WIDTH}")
         if self.unit < 1 or any(c % self.unit for c in self.candidates):
             raise BcnetError(f"variable {self.name!r} has candidates that are no multiples of its unit {self.unit}")
 
@@ -122,13 +134,12 @@ class WidthSpace:
             given = np.asarray(widths)
         except ValueError:
             raise BcnetError("widths must be rows of whole numbers of equal length") from None
-        if given.dtype == bool or not np.issubdtype(given.dtype, np.number) or np.iscomplexobj(given):
-            raise BcnetError(f"widths must be whole numbers, got {widths!r:.80}")
-        if given.ndim == 0 or given.shape[-1] != len(self):
-            got = 1 if given.ndim == 0 else given.shape[-1]
-            raise BcnetError(f"this space has {len(self)} width variables, but {got} widths were given")
+        if given.ndim == 0 or not _holds_real_numbers(given):
+            raise BcnetError(f"widths must be whole numbers, one per variable, got {widths!r:.80}")
+        if given.shape[-1] != len(self):
+            raise BcnetError(f"this space has {len(self)} width variables, but {given.shape[-1]} widths were given")
         if np.issubdtype(given.dtype, np.floating) and not (np.isfinite(given) & (given == np.floor(given))).all():
-            raise BcnetError(f"widths must be whole numbers, got {widths!r:.80}")
+            raise BcnetError(f"widths must be whole numbers, one per variable, got {widths!r:.80}")
         units = np.array([v.unit for v in self.variables])
         bad = (given < 1) | (given > self.max) | (given % units != 0)
         if bad.any():
@@ -148,7 +159,10 @@ class WidthSpace:
 
     def decode(self, indices: ArrayLike) -> Widths:
         """Candidate indices (..., L) to widths (..., L)."""
-        index = np.asarray(indices, dtype=np.int64)
+        index = np.asarray(indices)
+        if not np.issubdtype(index.dtype, np.integer) and index.size:
+            raise BcnetError("indices of candidates must be whole numbers")
+        index = index.astype(np.int64)
         if index.shape[-1:] != (len(self),):
             raise BcnetError(f"this space has {len(self)} width variables, so indices need that many columns")
         counts = np.array([len(t) for t in self._tables])
@@ -173,6 +187,8 @@ class WidthSpace:
 
     def scaled(self, factor: float) -> Widths:
         """Every width times ``factor``, rounded down as the paper does, at least one unit: shape (L,)."""
+        if not 0 < factor < math.inf:
+            raise BcnetError(f"widths can be scaled by a positive number only, not by {factor}")
         units = np.array([v.unit for v in self.variables])
         # A hair above, so that 0.7 * 10 is 7 although it is 6.999... in binary.
         return np.clip(np.floor(self.max * factor / units + 1e-9).astype(np.int64) * units, units, self.max)
@@ -208,26 +224,30 @@ class WidthSpace:
             raise BcnetError("this is no JSON text of a width space") from None
         if not isinstance(data, dict) or data.get("format") != "bcnet.widthspace":
             raise BcnetError("this JSON does not describe a width space")
-        if data.get("version") != FORMAT_VERSION:
+        version = data.get("version")
+        if type(version) is not int or version != FORMAT_VERSION:
             raise BcnetError(
-                f"this width space has format version {data.get('version')!r}, but this bcnet reads {FORMAT_VERSION}"
+                f"this width space has format version {version!r:.40}, but this bcnet reads {FORMAT_VERSION}"
             )
-        try:
-            variables = [
-                WidthVariable(
-                    str(row["name"]),
-                    tuple(_whole(c) for c in row["candidates"]),
-                    tuple(str(layer) for layer in row["layers"]),
-                    _whole(row["unit"]),
-                )
-                for row in data["variables"]
-            ]
-        except (KeyError, TypeError):
-            raise BcnetError("this width space lacks name, candidates, layers or unit of a variable") from None
-        return cls(variables)
+        rows = data.get("variables")
+        if not isinstance(rows, list):
+            raise BcnetError("this width space lacks its list of variables")
+        return cls([_variable(row) for row in rows])
 
 
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BcnetError(f"{value!r:.40} is no whole number")
-    return value
+def _variable(row: Any) -> WidthVariable:
+    """One row of the JSON text, every entry of the type that :meth:`WidthSpace.to_json` writes."""
+    match row:
+        case {"name": str(name), "candidates": list(widths), "layers": list(layers), "unit": int(unit)}:
+            if all(type(c) is int for c in (*widths, unit)) and all(isinstance(layer, str) for layer in layers):
+                return WidthVariable(name, tuple(widths), tuple(layers), unit)
+    raise BcnetError(
+        "a variable of this width space needs a name, candidates and a unit in whole numbers, and names of layers"
+    )
+
+
+def _holds_real_numbers(given: NDArray[Any]) -> bool:
+    """Whether an array holds integers or floats; whole numbers beyond int64 make an array of objects."""
+    if given.dtype == object:
+        return all(type(value) is int for value in given.flat)
+    return given.dtype.kind in "iuf"
