@@ -1,0 +1,5 @@
+"""``python -m bcnet`` is the command line."""
+
+from bcnet.cli.console import main
+
+main()

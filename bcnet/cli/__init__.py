@@ -1,0 +1,41 @@
+"""The command line: ``bcnet COMMAND``. One module per group of commands, each plain functions.
+
+Modules here import torch only inside a command that needs it, so that help and arithmetic are instant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bcnet import __version__
+from bcnet.cli.bench import bench_app
+from bcnet.cli.console import OneLineErrors
+from bcnet.cli.fairness import show_fairness
+
+app = typer.Typer(
+    cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100}
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"bcnet {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Find the best channel widths of a convolutional network under a budget."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command("fairness")(show_fairness)
+app.add_typer(bench_app, name="bench")

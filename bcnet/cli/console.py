@@ -1,0 +1,99 @@
+"""What all commands share: how they print, and how they fail.
+
+People get tables, machines get JSON, and a mistake gets one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from bcnet.errors import BcnetError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+JSON_OPTION = typer.Option("--json", help="Print JSON for machines instead of a table.")
+
+
+class OneLineErrors(TyperGroup):
+    """A group of commands that answers every mistake with one line on stderr and exit code 2."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        run = partial(super().main, args, prog_name, complete_var, False, windows_expand_args, **extra)
+        if not standalone_mode:
+            return run()
+        try:
+            code = run()
+        except BcnetError as error:
+            fail(str(error))
+        except typer.Abort:
+            fail("interrupted", code=130)
+        except Exception as error:
+            # Usage errors; their class is found in click or in typer, depending on typer's version.
+            if not hasattr(error, "format_message"):
+                raise
+            fail(error.format_message())
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """End the program with ``error: message``, on one line."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def print_json(data: Any) -> None:
+    """``data`` as indented JSON on stdout; numpy arrays and numbers become lists and numbers."""
+    print(json.dumps(data, indent=2, default=lambda value: value.tolist()))
+
+
+def console() -> Console:
+    """Where tables go: text is printed as it is, in colour on a terminal unless NO_COLOR is set."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table: whole numbers right-aligned with separators, "-" for none, all else as its text.
+
+    Nothing is ever cut off: on a terminal long cells fold, in a pipe each row is one line.
+    """
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    filled = [list(row) for row in rows]
+    out = console()
+    grid = Table()
+    for i, name in enumerate(columns):
+        numeric = all(isinstance(row[i], int) or row[i] == "-" for row in filled)
+        grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in filled:
+        grid.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
+    if not out.is_terminal:
+        natural = Measurement.get(out, out.options.update(width=1_000_000), grid).maximum
+        out.width = max(out.width, natural)
+    out.print(title, style="bold", soft_wrap=True)
+    out.print(grid)
+
+
+def main() -> None:
+    """The console script ``bcnet``."""
+    from bcnet.cli import app
+
+    app(prog_name="bcnet")
