@@ -1,0 +1,47 @@
+# make run   the main job, on what bcnet carries with it
+# make test  all tests
+# Both need only Python 3.11 or newer, git and make; they create .venv when it is missing or outdated.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := dev,onnx,parquet,report
+
+.PHONY: run test lint docs constraints clean
+
+run: $(VENV)/.installed
+	$(BIN)/bcnet fairness --principle all
+	$(BIN)/bcnet models
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict
+
+# Resolve everything anew and pin it: run this to take newer versions of what bcnet stands on.
+constraints:
+	rm -rf build/resolve
+	$(PYTHON) -m venv build/resolve
+	build/resolve/bin/python -m pip install --quiet torch==2.13.0 '.[$(EXTRAS),tensorboard,docs]'
+	echo '# The exact versions that the tests run with; made by `make constraints`.' > constraints.txt
+	build/resolve/bin/python -m pip freeze --exclude bcnet | sed 's/+cpu$$//' >> constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("bcnet needs Python 3.11 or newer: make PYTHON=/path/to/python" if sys.version_info < (3, 11) else 0)'
+	@echo "Installing bcnet into $(VENV); the first time this takes some minutes."
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
