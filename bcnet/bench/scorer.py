@@ -39,11 +39,13 @@ class TableScorer:
 
     def __call__(self, widths: ArrayLike, run: Run = None) -> float:
         """The score of one widths (L,), in percent."""
-        return float(self.score_many(np.asarray(widths)[None], run)[0])
+        return float(self.score_many(self._space.check(widths)[None], run)[0])
 
     def score_many(self, widths: ArrayLike, run: Run = None) -> NDArray[np.float64]:
         """The scores of widths (n, L), in percent: (n,)."""
-        index = np.atleast_1d(self._space.index(widths))
+        index = self._space.index(widths)
+        if index.ndim != 1:
+            raise BcnetError("call the scorer with one widths (L,), and score_many with rows of widths (n, L)")
         if isinstance(run, str):
             if run != "mean":
                 raise BcnetError(f"run is {run!r}, but it must be a number, 'mean' or None")

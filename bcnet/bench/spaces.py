@@ -188,10 +188,9 @@ def get_space(space: str | WidthSpace) -> BenchSpace:
     if str(space).endswith(".json"):
         return _read_space(Path(space))
     near = difflib.get_close_matches(str(space).lower(), SPACES, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    names = ", ".join(SPACES)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise BcnetError(
-        f"there is no space {str(space)!r:.60}; {hint}Choose from {names}, or name the .json file of a space"
+        f"there is no space {str(space)!r:.60}{hint}: name {', '.join(SPACES)} or the .json file of a space"
     )
 
 

@@ -44,7 +44,7 @@ def statistics(table: ChannelBench) -> dict[str, Any]:
         "ceiling": ceilings["kendall"] if ceilings else None,
         "ceilings": ceilings,
         "reliability": reliability(table.acc) if seeds > 1 else None,
-        "accuracy": {"min": table.mean.min(), "mean": table.mean.mean(), "max": table.mean.max()},
+        "accuracy": {name: float(getattr(table.mean, name)()) for name in ("min", "mean", "max")},
         "seed_std": math.sqrt(np.square(table.std).mean()) if seeds > 1 else None,
         "histograms": {name: _histogram(values) for name, values in _columns(table).items()},
     }
@@ -141,7 +141,7 @@ def _panel(title: str, histogram: dict[str, list[float]], position: int) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Three to six round numbers within low..high."""
+    """Three to seven round numbers within low..high."""
     magnitude = 10 ** math.floor(math.log10((high - low) / 3))
     step = max(s * magnitude for s in (1, 2, 5) if s * magnitude <= (high - low) / 3)
     return [k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -175,8 +175,8 @@ class ChannelBench:
         for name, limit in limits.items():
             if name not in self.costs:
                 near = difflib.get_close_matches(str(name), self.costs, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise BcnetError(f"the table has no cost {name!r}; {hint}It has {', '.join(self.costs)}")
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise BcnetError(f"the table has no cost {name!r}{hint}: it has {', '.join(self.costs)}")
             if isinstance(limit, bool) or not isinstance(limit, int | float | np.number) or math.isnan(limit):
                 raise BcnetError(f"the budget of {name} must be a number, got {limit!r:.40}")
             inside &= self.costs[name] <= limit

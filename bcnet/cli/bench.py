@@ -9,15 +9,20 @@ import typer
 
 from bcnet.cli.console import JSON_OPTION, print_json, table
 
-bench_app = typer.Typer(
-    no_args_is_help=True, help="Channel-Bench-Macro: tables of networks trained at every widths of a small space."
-)
+bench_app = typer.Typer()
 
 SPACE_ARGUMENT = typer.Argument(metavar="SPACE", help="mobilenet, resnet, or the .json file of a space.")
 TABLE_OPTION = typer.Option(
     "--table", help="The table's file, or the folder of released tables; else $CHANNEL_BENCH_DIR, then the cache."
 )
 VERIFY_OPTION = typer.Option(help="Whether the table of a released space must be the released one.")
+
+
+@bench_app.callback(invoke_without_command=True)
+def _bench(context: typer.Context) -> None:
+    """Channel-Bench-Macro: tables of networks trained at every widths of a small space."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @bench_app.command("stats")
@@ -51,7 +56,7 @@ def show_stats(
 
 @bench_app.command("fetch")
 def fetch_tables(
-    space: Annotated[str | None, typer.Argument(metavar="[SPACE]", help="mobilenet or resnet; else both.")] = None,
+    space: Annotated[str | None, typer.Argument(metavar="SPACE", help="mobilenet or resnet; else both.")] = None,
     to: Annotated[Path | None, typer.Option(help="Folder to download into; else the user cache.")] = None,
 ) -> None:
     """Download the released tables and verify their checksums."""
