@@ -1,0 +1,129 @@
+"""Labels: which channel of which parameter an element of a tensor belongs to.
+
+Every index of every parameter dimension has a label, a positive integer. The labels of a tensor are
+*layers*: integer tensors of the tensor's own shape, one per channel dimension it carries (an activation
+has one, a convolution's weight two), 0 where an element belongs to no channel. Spatial and batch axes
+are expanded views (stride 0), so layers cost next to nothing, and an operator that only moves data is
+simply run on the layers. ``Links`` collects which labels must stay or go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+FIXED = 1
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the graph as the analysis sees it: its shape and label layers.
+
+    ``static`` marks what depends on parameters and constants only, never on the network's input.
+    """
+
+    shape: tuple[int, ...]
+    layers: tuple[Tensor, ...] = ()
+    static: bool = False
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> Value:
+        """The value after a data movement, applied to every layer."""
+        if not self.layers:
+            return Value(tuple(move(torch.empty(self.shape, device="meta")).shape), (), self.static)
+        layers = tuple(move(layer) for layer in self.layers)
+        return Value(tuple(layers[0].shape), layers, self.static).pruned()
+
+    def pruned(self) -> Value:
+        """Without layers that vary nowhere: they say nothing."""
+        return Value(self.shape, tuple(layer for layer in self.layers if varying(layer)), self.static)
+
+
+@dataclass
+class Links:
+    """Labels handed out and the pairs that must share their fate; ``reasons`` says why labels were fixed."""
+
+    count: int = 2
+    pairs: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    reasons: list[tuple[int, str]] = field(default_factory=list)
+    orders: dict[bytes, Tensor] = field(default_factory=dict)
+
+    def fresh(self, n: int) -> Tensor:
+        """``n`` new labels, shape (n,)."""
+        labels = torch.arange(self.count, self.count + n)
+        self.count += n
+        return labels
+
+    def link(self, a: Tensor, b: Tensor, why: str) -> None:
+        """Link labels of equal (broadcast) shape elementwise; a label against 0 is fixed."""
+        a, b = torch.broadcast_tensors(a, b)
+        a, b = shrink(a, b)
+        left, right = a.reshape(-1).numpy(), b.reshape(-1).numpy()
+        both = (left > 0) & (right > 0) & (left != right)
+        self.pairs.append((left[both], right[both]))
+        lonely = np.concatenate([left[(left > 0) & (right == 0)], right[(right > 0) & (left == 0)]])
+        self._fix(lonely, why)
+
+    def fix(self, value: Value, why: str) -> None:
+        """Fix every label of a value."""
+        for layer in value.layers:
+            small = shrink(layer)[0].reshape(-1).numpy()
+            self._fix(small[small > 0], why)
+
+    def _fix(self, labels: np.ndarray, why: str) -> None:
+        if labels.size:
+            labels = np.unique(labels)
+            self.pairs.append((labels, np.full_like(labels, FIXED)))
+            self.reasons.append((int(labels[0]), why))
+
+    def classes(self) -> np.ndarray:
+        """The connected component of every label: (count,), component 0 are the fixed ones."""
+        left = np.concatenate([p[0] for p in self.pairs] or [np.zeros(0, dtype=np.int64)])
+        right = np.concatenate([p[1] for p in self.pairs] or [np.zeros(0, dtype=np.int64)])
+        graph = coo_matrix((np.ones(len(left), dtype=np.int8), (left, right)), shape=(self.count, self.count))
+        component = connected_components(graph, directed=False)[1].astype(np.int64)
+        fixed = component[FIXED]
+        renumbered = np.where(component == fixed, -1, component)
+        renumbered[0] = -1
+        return np.unique(renumbered, return_inverse=True)[1].reshape(-1)
+
+
+def varying(layer: Tensor) -> tuple[int, ...]:
+    """The axes along which a layer's labels differ."""
+    axes = []
+    for axis in range(layer.dim()):
+        if layer.shape[axis] > 1 and layer.stride(axis) != 0:
+            small = shrink(layer)[0]
+            first = small.narrow(axis, 0, 1)
+            if small.shape[axis] > 1 and not torch.equal(first.expand_as(small), small):
+                axes.append(axis)
+    return tuple(axes)
+
+
+def along(labels: Tensor, axis: int, shape: Sequence[int]) -> Tensor:
+    """A layer of ``shape`` whose labels (n,) lie along ``axis``."""
+    view = [1] * len(shape)
+    view[axis] = -1
+    return labels.reshape(view).expand(tuple(shape))
+
+
+def vector(layer: Tensor, axis: int) -> Tensor:
+    """The labels along ``axis`` at index 0 of every other axis, shape (n,)."""
+    index: list[int | slice] = [0] * layer.dim()
+    index[axis] = slice(None)
+    return layer[tuple(index)]
+
+
+def shrink(*layers: Tensor) -> tuple[Tensor, ...]:
+    """Axes that are expanded (stride 0) in all layers cut to size 1."""
+    for axis in range(layers[0].dim()):
+        if layers[0].shape[axis] > 1 and all(layer.stride(axis) == 0 for layer in layers):
+            layers = tuple(layer.narrow(axis, 0, 1) for layer in layers)
+    return layers
+
+

@@ -1,0 +1,189 @@
+"""The width space of a network: trace any CNN, cost any widths, build the network at any widths."""
+
+from __future__ import annotations
+
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from math import gcd
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+from bcnet.space.capture import Capture, capture
+from bcnet.space.cost import Cost
+from bcnet.space.counting import flops, parameters, peak_memory
+from bcnet.space.coupling import Coupling, couple
+from bcnet.space.resize import draw, find_attributes, resized, shape_at, sliced
+from bcnet.space.rewrite import graph_network, slots
+from bcnet.space.widths import Widths, WidthSpace, WidthVariable, candidates
+
+Side = Literal["left", "right"]
+
+
+def trace(
+    model: nn.Module,
+    example: Tensor | Sequence[Tensor],
+    *,
+    groups: int = 20,
+    base: int = 1,
+    round_to: int = 1,
+    ignore: Iterable[str] = (),
+    init: Callable[[nn.Module], object] | None = None,
+) -> NetworkSpace:
+    """The width space of ``model``, found from its graph on ``example`` (one batch, or a tuple of inputs).
+
+    ``groups`` and ``base`` set the candidates (see :func:`bcnet.space.candidates`); ``round_to`` keeps
+    them multiples of a number hardware likes, as far as it divides a layer's own width; ``ignore`` names
+    layers whose output width must stay; ``init`` is called on every freshly built network, after its
+    layers have drawn their weights.
+    """
+    graph = capture(model, example)
+    state = _state(model)
+    unused = {n for n, p in state.items() if isinstance(p, nn.Parameter)} - graph.used
+    coupling = couple(graph, state, ignore, capture(model, example, training=True) if unused else None)
+    return NetworkSpace(model, example, graph, coupling, (groups, base, round_to), init)
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+class NetworkSpace(WidthSpace):
+    """A :class:`WidthSpace` that knows its network. Made by :func:`trace`.
+
+    ``costs`` has ``flops`` (multiply-accumulates), ``params`` and ``memory`` (bytes of the peak
+    activation); ``fixed`` lists layers that cannot vary, with the reason.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Tensor | Sequence[Tensor],
+        graph: Capture,
+        coupling: Coupling,
+        grid: tuple[int, int, int],
+        init: Callable[[nn.Module], object] | None = None,
+    ):
+        groups, base, round_to = grid
+        if round_to < 1:
+            raise BcnetError(f"round_to is {round_to}, but widths are rounded to multiples of at least 1")
+        variables = []
+        for v in coupling.variables:
+            unit = v.unit * gcd(v.count, round_to // gcd(round_to, v.unit))
+            variables.append(WidthVariable(v.name, candidates(v.count * v.unit, groups, base, unit), v.layers, v.unit))
+        super().__init__(variables)
+        self.model, self.graph, self.coupling, self.init = model, graph, coupling, init
+        self.example = (example,) if isinstance(example, Tensor) else tuple(example)
+        self.fixed = coupling.fixed
+        self.slots = slots(graph, coupling)
+        self.costs: dict[str, Cost] = {
+            "flops": flops(graph, coupling),
+            "params": parameters(_state(model), coupling),
+            "memory": peak_memory(graph, coupling),
+        }
+        self._attributes = find_attributes(model, self.slots)
+        self._own_class: bool | None = None
+
+    def units(self, widths: ArrayLike) -> list[int]:
+        """Widths (L,) in units of their variables; widths beyond ``l`` are fine here (a supernet's total)."""
+        return [int(w) // v.unit for w, v in zip(np.asarray(widths).tolist(), self.variables, strict=True)]
+
+    @property
+    def own_class(self) -> bool:
+        """Whether the user's class itself runs at other widths; otherwise networks are built from its graph."""
+        if self._own_class is None:
+            rng = np.random.default_rng(0)
+            reasons = [self._differs(w) for w in (self.max, self.min, self.sample(rng)[0])]
+            self._own_class = not any(reasons)
+            if not self._own_class:
+                why = next(reason for reason in reasons if reason)
+                warnings.warn(
+                    f"{type(self.model).__name__} itself does not run at other widths ({why}), so networks are built "
+                    "from its exported graph: plain layers under the same names, without its Python code",
+                    stacklevel=3,
+                )
+        return self._own_class
+
+    def build(
+        self, widths: ArrayLike, weights_of: nn.Module | None = None, side: Side = "left", *, grow: bool = False
+    ) -> nn.Module:
+        """A plain network at ``widths`` (L,): fresh weights, or slices of ``weights_of``.
+
+        ``weights_of`` is the original network or a supernet (anything whose state has the original's
+        names); ``side`` says which channels of it are taken. ``grow`` allows widths beyond the original's.
+        """
+        checked = np.asarray(widths, dtype=np.int64) if grow else self.check(widths)
+        if checked.ndim != 1:
+            raise BcnetError("build takes the widths of one network, a row of numbers")
+        network = (self._own if self.own_class else self._from_graph)(checked)
+        if weights_of is None:
+            draw(network, self.model, self.coupling.axes, self.units(checked))
+            if self.init is not None:
+                self.init(network)
+        else:
+            self.copy_weights(network, checked, weights_of, side)
+        return network
+
+    @torch.no_grad()
+    def copy_weights(self, network: nn.Module, widths: Widths, source: nn.Module, side: Side = "left") -> None:
+        """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes."""
+        given = _state(source)
+        total = self._total_units(given)
+        units = self.units(widths)
+        for name, tensor in _state(network).items():
+            if name not in given:
+                raise BcnetError(f"weights_of has no parameter {name!r}: it must be the traced network or its supernet")
+            axes = self.coupling.axes.get(name)
+            tensor.copy_(given[name] if axes is None else sliced(given[name], axes, units, total, side))
+
+    def _total_units(self, state: dict[str, Tensor]) -> list[int]:
+        """How many units of each variable a state (the original's or a supernet's) holds."""
+        full = [v.count for v in self.coupling.variables]
+        total = list(full)
+        for name, axes in self.coupling.axes.items():
+            for dim, axis in enumerate(axes):
+                if len(axis.segments) == 1 and axis.segments[0].variable is not None and name in state:
+                    segment = axis.segments[0]
+                    total[axis.segments[0].variable] = state[name].shape[dim] // segment.repeat
+        return total
+
+    def _own(self, widths: Widths) -> nn.Module:
+        return resized(self.model, self.coupling.axes, self._attributes, self.units(widths)).train()
+
+    def _from_graph(self, widths: Widths) -> nn.Module:
+        units = self.units(widths)
+        tensors: dict[str, Tensor] = {}
+        for name, old in _state(self.model).items():
+            axes = self.coupling.axes.get(name)
+            new = torch.empty(shape_at(axes, units) if axes else old.shape, dtype=old.dtype, device=old.device)
+            tensors[name] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+        return graph_network(self.graph, self.slots, units, tensors)
+
+    @torch.no_grad()
+    def _differs(self, widths: Widths) -> str:
+        """Why the user's class and the graph disagree at ``widths``, or nothing."""
+        inputs = tuple(torch.cat([t, t]) if t.shape[0] == 1 else t for t in self.example)
+        reference = self._from_graph(widths)
+        self.copy_weights(reference, widths, self.model)
+        expected = reference.eval()(*inputs)
+        try:
+            own = self._own(widths)
+            self.copy_weights(own, widths, self.model)
+            found = own.eval()(*inputs)
+        except Exception as error:
+            return (str(error).splitlines() or [type(error).__name__])[0][:160]
+        pairs = list(zip(_tensors(found), _tensors(expected), strict=False))
+        if not all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs):
+            return "its output then differs from its graph's"
+        return ""
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, Tensor)]
+
+

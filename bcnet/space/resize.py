@@ -1,0 +1,170 @@
+"""A plain ``nn.Module`` at given widths: the user's own class with resized layers.
+
+Parameters are replaced, and so are the attributes a forward pass reads (``groups``, ``num_features``,
+split sizes …). What attributes mean is guessed from their values, so :class:`bcnet.space.NetworkSpace`
+checks the result against the rewritten graph and falls back to that graph where they differ.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from bcnet.space.axis import Axis, Size
+from bcnet.space.rewrite import Slot
+
+Axes = Mapping[str, tuple[Axis, ...]]
+
+
+def sliced(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int], total: Sequence[int], side: str) -> Tensor:
+    """The part of a parameter (built for ``total`` units) that ``units`` take: a view where one slice does."""
+    for dim, axis in enumerate(axes):
+        if not axis.variables:
+            continue
+        pieces = axis.pieces(units, total, side)
+        if pieces == ((0, tensor.shape[dim]),):
+            continue
+        parts = [tensor.narrow(dim, start, length) for start, length in pieces]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return tensor
+
+
+def shape_at(axes: Sequence[Axis], units: Sequence[int]) -> tuple[int, ...]:
+    return tuple(axis.size.at(units) for axis in axes)
+
+
+def tiled(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int]) -> Tensor:
+    """A tensor of the shape at ``units`` filled with the full one's values, repeated where it grows."""
+    for dim, axis in enumerate(axes):
+        if axis.variables:
+            n = axis.size.at(units)
+            index = torch.arange(n, device=tensor.device) % tensor.shape[dim]
+            tensor = tensor.index_select(dim, index)
+    return tensor
+
+
+def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], units: Sequence[int]) -> nn.Module:
+    """A copy of ``template`` with empty parameters and the attributes of ``units`` (not yet initialised)."""
+    network = copy.deepcopy(template)
+    tied: dict[int, nn.Parameter | Tensor] = {}
+    for name, old in [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]:
+        if name in axes:
+            if id(old) not in tied:
+                new = torch.empty(shape_at(axes[name], units), dtype=old.dtype, device=old.device)
+                tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+            _replace(network, name, tied[id(old)])
+    for path, module in network.named_modules():
+        _set_known_attributes(module, path, axes, units)
+    for attribute in attributes:
+        attribute.set(network, units)
+    return network
+
+
+def _replace(network: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    module = network.get_submodule(path)
+    if isinstance(tensor, nn.Parameter):
+        module._parameters[leaf] = tensor
+    else:
+        module._buffers[leaf] = tensor
+
+
+def _set_known_attributes(module: nn.Module, path: str, axes: Axes, units: Sequence[int]) -> None:
+    """Sizes that torch's own layers keep as attributes."""
+    prefix = f"{path}." if path else ""
+    weight = axes.get(f"{prefix}weight")
+    shape = shape_at(weight, units) if weight is not None else None
+    if isinstance(module, _ConvNd) and weight is not None and shape is not None:
+        grouped = module.out_channels if not isinstance(module, _ConvTransposeNd) else module.in_channels
+        per_group = grouped // module.groups
+        if module.groups > 1 and not weight[1].variables and weight[0].variables:
+            module.groups = shape[0] // per_group
+        first, second = shape[0], shape[1] * module.groups
+        transposed = isinstance(module, _ConvTransposeNd)
+        module.out_channels, module.in_channels = (second, first) if transposed else (first, second)
+    elif isinstance(module, nn.Linear) and shape is not None:
+        module.out_features, module.in_features = shape
+    elif isinstance(module, _NormBase):
+        known = axes.get(f"{prefix}running_mean") or weight
+        if known is not None:
+            module.num_features = shape_at(known, units)[0]
+    elif isinstance(module, nn.GroupNorm) and shape is not None:
+        module.num_channels = shape[0]
+    elif isinstance(module, nn.LayerNorm) and shape is not None:
+        module.normalized_shape = shape
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute of a module that holds sizes: ``factor`` times each of ``sizes``."""
+
+    path: str
+    name: str
+    factor: int
+    sizes: tuple[Size, ...]
+    listed: bool
+
+    def set(self, network: nn.Module, units: Sequence[int]) -> None:
+        module = network.get_submodule(self.path)
+        values = [self.factor * size.at(units) for size in self.sizes]
+        setattr(module, self.name, type(getattr(module, self.name))(values) if self.listed else values[0])
+
+
+def find_attributes(template: nn.Module, holes: Sequence[Slot]) -> tuple[Attribute, ...]:
+    """Attributes that explain the graph's size constants: equal to one, or a small multiple of it, in the
+    nearest module around the layer that used it."""
+    found: dict[tuple[str, str], Attribute] = {}
+    for layer, full, sizes in _constants(holes):
+        path: str | None = layer
+        while path is not None:
+            matching = _matching(template.get_submodule(path), path, full, sizes)
+            for attribute in matching:
+                found.setdefault((attribute.path, attribute.name), attribute)
+            path = None if matching or not path else path.rpartition(".")[0]
+    return tuple(found.values())
+
+
+def _constants(holes: Sequence[Slot]) -> list[tuple[str, list[int], list[Size]]]:
+    """``(layer, constants, sizes)`` of each size constant; the sizes of a split are kept together."""
+    found: dict[tuple[str, str, int | None], tuple[str, list[int], list[Size]]] = {}
+    for slot in holes:
+        key = (slot.node.name, slot.name, None if slot.name == "split_sizes" else slot.item)
+        _, values, sizes = found.setdefault(key, (slot.layer, [], []))
+        values.append(slot.full)
+        sizes.append(slot.size)
+    return list(found.values())
+
+
+def _matching(module: nn.Module, path: str, full: list[int], sizes: list[Size]) -> list[Attribute]:
+    found = []
+    for name, value in vars(module).items():
+        if isinstance(value, (list, tuple)) and list(value) == full:
+            found.append(Attribute(path, name, 1, tuple(sizes), True))
+        elif isinstance(value, int) and not isinstance(value, bool) and len(full) == 1 and full[0] > 1:
+            factor, rest = divmod(value, full[0])
+            if not rest and 1 <= factor <= 4:
+                found.append(Attribute(path, name, factor, tuple(sizes), False))
+    return found
+
+
+@torch.no_grad()
+def draw(network: nn.Module, source: nn.Module, axes: Axes, units: Sequence[int]) -> None:
+    """Fresh weights as the user's own layers draw them (``reset_parameters``); what no layer draws
+    (a bare parameter such as layer scale) takes the original's values."""
+    original = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        if name in original:
+            values = tiled(original[name], axes[name], units) if name in axes else original[name]
+            tensor.copy_(values)
+    for module in network.modules():
+        reset: Callable[[], Any] | None = getattr(module, "reset_parameters", None)
+        if callable(reset) and not hasattr(module, "parametrizations"):
+            reset()
+
