@@ -157,7 +157,9 @@ def rewrite(
         else:
             new[node] = graph.node_copy(node, lambda n: new[n])
             for slot in by_node.get(node, ()):
-                _set(new[node], slot, fill(graph, slot))
+                with graph.inserting_before(new[node]):
+                    value = fill(graph, slot)
+                _set(new[node], slot, value)
     return graph
 
 

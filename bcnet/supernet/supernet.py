@@ -1,0 +1,187 @@
+"""A supernet whose paths are views: any traced network, run at any widths on shared weights.
+
+The supernet holds ``total`` channels of every width variable under the original's own parameter names. A
+path slices them, no copies and no masks (a concatenation, whose channels lie apart, is gathered), and runs
+the captured graph with its size constants filled in: one mechanism that is exact for every network that can
+be traced. Batch norm has one affine pair per channel, shared by both sides, and batch statistics.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, fx, nn
+
+from bcnet.errors import BcnetError
+from bcnet.space.network import NetworkSpace, Side
+from bcnet.space.resize import sliced
+from bcnet.space.rewrite import Slot, bind, put, rewrite
+from bcnet.supernet.principle import Principle, get_principle
+
+Stats = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where one (widths, side) finds its channels: ``sizes`` fill the graph's slots."""
+
+    units: tuple[int, ...]
+    side: Side
+    sizes: tuple[int, ...]
+
+
+class Supernet(nn.Module):
+    """The supernet of ``space`` under a principle (``ua``, ``bc``, ``bcv2``, ``bcv2-printed``).
+
+    ``net(x, widths, side)`` runs one path. ``space.build(widths, weights_of=net, side=side)`` gives the
+    same path as a plain network.
+    """
+
+    def __init__(self, space: NetworkSpace, principle: Principle | str = "bcv2"):
+        super().__init__()
+        self._space = space
+        self._principle = get_principle(principle) if isinstance(principle, str) else principle
+        totals = [self._principle.total(v) for v in space.variables]
+        self._total = space.units(totals)
+        network = space.build(np.array(totals), grow=True)
+        for name, parameter in network.named_parameters(remove_duplicate=False):
+            put(self, name, parameter)
+        for name, buffer in network.named_buffers(remove_duplicate=False):
+            put(self, name, buffer)
+        self._engine = _Engine(space)
+        self._state = [_find(self, name) for name in self._engine.names]
+
+    @property
+    def space(self) -> NetworkSpace:
+        return self._space
+
+    @property
+    def principle(self) -> Principle:
+        return self._principle
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides that differ from each other under this principle."""
+        return self._principle.sides
+
+    def plan(self, widths: ArrayLike, side: Side = "left") -> Plan:
+        checked = self._space.check(widths)
+        if checked.ndim != 1:
+            raise BcnetError("a path takes the widths of one network, a row of numbers")
+        if side not in ("left", "right"):
+            raise BcnetError(f"side is {side!r}, but it must be left or right")
+        units = tuple(self._space.units(checked))
+        taken: Side = side if side in self._principle.sides else "left"
+        return Plan(units, taken, tuple(size.at(units) for size in self._engine.sizes))
+
+    def forward(self, x: Tensor, widths: ArrayLike, side: Side = "left", stats: Stats | None = None) -> Any:
+        """The output of one path on ``x`` (n, C, H, W).
+
+        Batch norm uses the statistics of this batch; or those in ``stats`` (see :meth:`fresh_stats`), which
+        it updates in training mode and reads in evaluation mode.
+        """
+        plan = self.plan(widths, side)
+        return self.run(plan, x, self.views(plan), stats)
+
+    def views(self, plan: Plan) -> list[Tensor]:
+        """The slices of parameters and buffers that a path uses, in the order the graph takes them."""
+        state = [owner[leaf] for owner, leaf in self._state]
+        axes = self._engine.axes
+        return [
+            tensor if a is None else sliced(tensor, a, plan.units, self._total, plan.side)  # type: ignore[arg-type]
+            for tensor, a in zip(state, axes, strict=True)
+        ]
+
+    def run(self, plan: Plan, x: Tensor, views: Sequence[Tensor], stats: Stats | None = None) -> Any:
+        """Run the graph on views that :meth:`views` gave (or on leaves made of them)."""
+        given: list[Tensor | None] = list(views)
+        for i, name in self._engine.statistics.items():
+            given[i] = None if stats is None else stats[name]
+        batch = stats is None or self.training
+        return self._engine.call(x, given, plan.sizes, batch, self.training)
+
+    def fresh_stats(self, widths: ArrayLike) -> Stats:
+        """Empty batch-norm statistics for one path, by buffer name."""
+        plan = self.plan(widths)
+        views = self.views(plan)
+        return {
+            name: torch.ones_like(views[i]) if name.endswith("var") else torch.zeros_like(views[i])
+            for i, name in self._engine.statistics.items()
+        }
+
+
+def _find(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """The dictionary that holds a parameter or buffer, and its key: survives ``net.to(...)``."""
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
+
+
+class _Engine:
+    """The captured graph as one Python function of (inputs, state, sizes, flags)."""
+
+    def __init__(self, space: NetworkSpace):
+        if not space.graph.dynamic:
+            raise BcnetError(
+                f"the graph of {type(space.model).__name__} was captured for batches of {space.graph.batch} only: "
+                "its forward must not depend on the batch size"
+            )
+        self.names: list[str] = []
+        self.sizes = sorted({slot.size for slot in space.slots}, key=lambda s: (s.constant, s.terms))
+        self.statistics: dict[int, str] = {}
+        self._constants = [c for n, c in space.graph.constants.items()]
+        self.call = self._compile(space)
+        self.axes = [space.coupling.axes.get(name) for name in self.names]
+
+    def _compile(self, space: NetworkSpace) -> Callable[..., Any]:
+        numbers = {size: i for i, size in enumerate(self.sizes)}
+        tables: dict[fx.Graph, dict[str, fx.Node]] = {}
+
+        def table(graph: fx.Graph) -> dict[str, fx.Node]:
+            if graph not in tables:
+                tables[graph] = {n: graph.placeholder(n) for n in ("state_", "sizes_", "batch_", "train_", "const_")}
+            return tables[graph]
+
+        def state(graph: fx.Graph, name: str, kind: str) -> fx.Node:
+            if kind == "constant":
+                number = list(space.graph.constants).index(name)
+                return graph.call_function(operator.getitem, (table(graph)["const_"], number))
+            self.names.append(name)
+            return graph.call_function(operator.getitem, (table(graph)["state_"], len(self.names) - 1))
+
+        def fill(graph: fx.Graph, slot: Slot) -> fx.Node:
+            return graph.call_function(operator.getitem, (table(graph)["sizes_"], numbers[slot.size]))
+
+        graph = rewrite(space.graph, space.slots, fill, state)
+        self._free_batch_norm(graph, table(graph), space)
+        module = fx.GraphModule(nn.Module(), graph)
+        forward = module.forward
+        constants = self._constants
+
+        def call(x: Tensor, views: Sequence[Tensor | None], sizes: Sequence[int], batch: bool, train: bool) -> Any:
+            return forward(x, views, sizes, batch, train, constants)
+
+        return call
+
+    def _free_batch_norm(self, graph: fx.Graph, given: dict[str, fx.Node], space: NetworkSpace) -> None:
+        """Batch norm takes its statistics as arguments, and its mode (like dropout's) as a flag."""
+        running: set[fx.Node] = set()
+        for node in graph.nodes:
+            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            args = bind(node.target, node.args, node.kwargs)
+            name = node.target._schema.name
+            if name == "aten::batch_norm" and args["running_mean"] is not None:
+                running.update((args["running_mean"], args["running_var"]))
+                node.args = tuple({**args, "training": given["batch_"]}.values())
+                node.kwargs = {}
+            elif "dropout" in name:
+                node.args = tuple({**args, "train": given["train_"]}.values())
+                node.kwargs = {}
+        self.statistics = {int(n.args[1]): self.names[int(n.args[1])] for n in running}  # type: ignore[arg-type]
