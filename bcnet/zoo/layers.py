@@ -76,11 +76,11 @@ def finish(layers: Layers, channels: int, classes: int) -> nn.Sequential:
     layers["flatten"] = nn.Flatten(1)
     layers["classifier"] = nn.Linear(channels, classes)
     net = nn.Sequential(layers)
-    net.apply(_initialise)
+    net.apply(initialise)
     return net
 
 
-def _initialise(layer: nn.Module) -> None:
+def initialise(layer: nn.Module) -> None:
     """Kaiming normal by fan-out for convolutions, a small normal for the classifier; batch norm starts as 1 and 0."""
     if isinstance(layer, nn.Conv2d):
         fan_out = layer.kernel_size[0] * layer.kernel_size[1] * layer.out_channels // layer.groups

@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 
 class Variable(NamedTuple):
-    """A width variable of a zoo network with its full width; a ``fixed`` one keeps it unless it is given too."""
+    """A width variable of a zoo network with its full width; a ``fixed`` one keeps it unless it is given too.
+
+    ``name`` is the first layer that has this width, as tracing names it too.
+    """
 
     name: str
     width: int
@@ -35,18 +38,18 @@ class InvertedPlan(NamedTuple):
     squeeze: int = 0  # block input channels per squeeze channel; 0: no squeeze-and-excitation
 
     def variables(self) -> Iterator[Variable]:
-        yield Variable("stem", self.stem)
+        yield Variable("stem.conv", self.stem)
         channels = self.stem
         for i, stage in enumerate(self.stages, 1):
             for j, (_, expansion) in enumerate(stage.blocks):
                 if expansion > 1:
-                    yield Variable(f"stage{i}.{j}.expand", expansion * channels)
+                    yield Variable(f"stage{i}.{j}.body.expand.conv", expansion * channels)
                 if self.squeeze:
-                    yield Variable(f"stage{i}.{j}.squeeze", channels // self.squeeze, fixed=True)
+                    yield Variable(f"stage{i}.{j}.body.excite.gate.squeeze", channels // self.squeeze, fixed=True)
                 if j == 0:
-                    yield Variable(f"stage{i}.out", stage.out)
+                    yield Variable(f"stage{i}.0.body.project.conv", stage.out)
                     channels = stage.out
-        yield Variable("head", self.head)
+        yield Variable("head.conv", self.head)
 
 
 class ResNetPlan(NamedTuple):
@@ -60,15 +63,16 @@ class ResNetPlan(NamedTuple):
         return stage > 1 or self.bottleneck
 
     def variables(self) -> Iterator[Variable]:
-        yield Variable("stem", 64)
+        yield Variable("stem.conv", 64)
         for i, count in enumerate(self.blocks, 1):
             planes = 32 * 2**i
             for j in range(count):
-                yield Variable(f"stage{i}.{j}.conv1", planes)
+                yield Variable(f"stage{i}.{j}.body.conv1.conv", planes)
                 if self.bottleneck:
-                    yield Variable(f"stage{i}.{j}.conv2", planes)
+                    yield Variable(f"stage{i}.{j}.body.conv2.conv", planes)
                 if j == 0 and self.projects(i):
-                    yield Variable(f"stage{i}.out", 4 * planes if self.bottleneck else planes)
+                    last, factor = ("conv3", 4) if self.bottleneck else ("conv2", 1)
+                    yield Variable(f"stage{i}.0.body.{last}.conv", factor * planes)
 
 
 class VGGPlan(NamedTuple):
@@ -78,7 +82,7 @@ class VGGPlan(NamedTuple):
 
     def variables(self) -> Iterator[Variable]:
         widths = [width for stage in self.stages for width in stage]
-        return (Variable(f"conv{i}", width) for i, width in enumerate(widths, 1))
+        return (Variable(f"conv{i}.conv", width) for i, width in enumerate(widths, 1))
 
 
 VGG19 = VGGPlan(((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4))
@@ -141,13 +145,38 @@ class NamedPlan(NamedTuple):
         return (Variable(name, width) for name, width in self.widths)
 
 
-# Digits of a Channel-Bench-Macro key in this order: c for what blocks hand on, h and m for what they hide.
+# Digits of a Channel-Bench-Macro key in this order; the formulas' letters: c for what blocks hand on, h and m for
+# what they hide.
 CHANNEL_BENCH_MOBILENET = NamedPlan(
-    (("c0", 128), ("h1", 768), ("h2", 768), ("h3", 768), ("c4", 256), ("h5", 1536), ("c6", 1024))
+    (
+        ("stem.conv", 128),  # c0
+        ("block1.body.expand.conv", 768),  # h1
+        ("block2.body.expand.conv", 768),  # h2
+        ("block3.body.expand.conv", 768),  # h3
+        ("block3.body.project.conv", 256),  # c4
+        ("block4.body.expand.conv", 1536),  # h5
+        ("head.conv", 1024),  # c6
+    )
 )
 CHANNEL_BENCH_RESNET = NamedPlan(
-    (("c0", 256), ("m1", 256), ("m2", 256), ("m3", 512), ("c4", 512), ("m5", 512), ("m6", 512))
+    (
+        ("stem.conv", 256),  # c0
+        ("block1.body.conv1.conv", 256),  # m1
+        ("block2.body.conv1.conv", 256),  # m2
+        ("block3.body.conv1.conv", 512),  # m3
+        ("block3.body.conv2.conv", 512),  # c4
+        ("block4.body.conv1.conv", 512),  # m5
+        ("block5.body.conv1.conv", 512),  # m6
+    )
 )
-DIGITS = NamedPlan((("stem", 32), ("block1.conv1", 48), ("block2.expand", 128), ("block2.out", 64), ("head", 128)))
+DIGITS = NamedPlan(
+    (
+        ("stem.conv", 32),
+        ("block1.body.conv1.conv", 48),
+        ("block2.body.expand.conv", 128),
+        ("block2.body.project.conv", 64),
+        ("head.conv", 128),
+    )
+)
 
 Plan = VGGPlan | ResNetPlan | InvertedPlan | NamedPlan
