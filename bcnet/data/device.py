@@ -128,12 +128,13 @@ class TrainSource:
     def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
         """Batches of this process's share, x (b, C, H, W) and y (b,)."""
         check_start(start, len(self))
-        drawn = self._draw(epoch)[:, start:, self._share]
-        epoch_draws = torch.from_numpy(np.ascontiguousarray(drawn)).to(self.data.device)
+        drawn = np.ascontiguousarray(self._draw(epoch)[:, :, self._share])
+        epoch_draws = torch.from_numpy(drawn).to(self.data.device)
         size = epoch_draws.shape[2]
         together = max(1, CHUNK // (size * int(np.prod(self.data.shape))))
-        for draws in epoch_draws.split(together, dim=1):
-            x, y = self.data.take(Draws(*draws.flatten(1)), self.options.cutout, self.options.channels_last)
+        for first in range(start, len(self), together):
+            draws = Draws(*epoch_draws[:, first : first + together].flatten(1))
+            x, y = self.data.take(draws, self.options.cutout, self.options.channels_last)
             for one_x, one_y in zip(x.split(size), y.split(size), strict=True):
                 yield one_x.to(device or one_x.device), one_y.to(device or one_y.device)
 

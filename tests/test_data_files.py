@@ -1,0 +1,519 @@
+"""Data from files: CIFAR-10 in its three forms, image folders, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bcnet.data import Data, LoadOptions, Source, load_data
+from bcnet.data import cifar10 as cifar10_module
+from bcnet.errors import BcnetError
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+SMALL = LoadOptions(batch_size=4, eval_batch_size=5, crop=0, flip=False, image_size=8, workers=0)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def message(action: Any) -> str:
+    with pytest.raises(BcnetError) as error:
+        action()
+    return str(error.value)
+
+
+def pairs(source: Source | None, epoch: int = 0, start: int = 0) -> list[tuple[Tensor, Tensor]]:
+    assert source is not None
+    return list(source.batches(epoch, start))
+
+
+def same(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, Tensor]]) -> bool:
+    return len(one) == len(other) > 0 and all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(one, other, strict=True)
+    )
+
+
+# CIFAR-10: 8 images a training batch, 6 in the test batch.
+
+
+def cifar_rows(part: int) -> tuple[np.ndarray, list[int]]:
+    rng = np.random.default_rng(part)
+    n = 6 if part == 6 else 8
+    return rng.integers(0, 256, (n, 3072), dtype=np.uint8), rng.integers(0, 10, n).tolist()
+
+
+def write_binary(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], 1):
+        images, labels = cifar_rows(part)
+        rows = np.concatenate([np.array(labels, dtype=np.uint8)[:, None], images], axis=1)
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+
+
+def python2_pickle(images: np.ndarray, labels: list[int]) -> bytes:
+    """A batch as Python 2 pickled it, whose texts are bytes: the form of the official files."""
+
+    def text(value: bytes) -> bytes:
+        return b"T" + struct.pack("<i", len(value)) + value
+
+    def number(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    reconstruct = b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b")
+    dtype = b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
+    dtype += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
+    shape = number(images.shape[0]) + number(images.shape[1]) + b"\x86"
+    array = reconstruct + b"\x87R(" + number(1) + shape + dtype + b"\x89" + text(images.tobytes()) + b"tb"
+    values = b"](" + b"".join(number(label) for label in labels) + b"e"
+    return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + values + b"u."
+
+
+def write_pickled(folder: Path, python2: bool = True) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], 1):
+        images, labels = cifar_rows(part)
+        modern = pickle.dumps({"data": np.asfortranarray(images), "labels": labels, "batch_label": name}, protocol=4)
+        (folder / name).write_bytes(python2_pickle(images, labels) if python2 else modern)
+
+
+def encoded(pixels: np.ndarray) -> bytes:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    buffer = io.BytesIO()
+    image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def write_parquet(path: Path, images: list[bytes], labels: list[Any], column: str = "img") -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cells = [{"bytes": data, "path": f"{i}.png"} for i, data in enumerate(images)]
+    parquet.write_table(pyarrow.table({column: cells, "label": labels}), path)
+
+
+def write_cifar_parquet(folder: Path, column: str = "img") -> None:
+    parts = {"train-00000-of-00002": (1, 2, 3), "train-00001-of-00002": (4, 5), "test-00000-of-00001": (6,)}
+    for name, numbers in parts.items():
+        rows = [cifar_rows(number) for number in numbers]
+        images = [encoded(row.reshape(3, 32, 32).transpose(1, 2, 0)) for part, _ in rows for row in part]
+        write_parquet(folder / f"{name}.parquet", images, [label for _, labels in rows for label in labels], column)
+
+
+def everything(data: Data) -> list[Tensor]:
+    return [t for part in (data.whole, data.val, data.test) for pair in pairs(part) for t in pair]
+
+
+def test_all_forms_of_cifar10_hold_the_same(tmp_path: Path) -> None:
+    write_binary(tmp_path / "a" / "cifar-10-batches-bin")
+    write_pickled(tmp_path / "b" / "cifar-10-batches-py")
+    write_pickled(tmp_path / "c", python2=False)
+    write_cifar_parquet(tmp_path / "d" / "plain_text")
+    write_cifar_parquet(tmp_path / "e", column="image")
+    options = LoadOptions(batch_size=40, crop=0, flip=False)
+    found = [everything(load_data(f"cifar10:{tmp_path / name}", options=options)) for name in "abcde"]
+    assert [t.shape for t in found[0][::2]] == [(40, 3, 32, 32), (4, 3, 32, 32), (6, 3, 32, 32)]
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    images, labels = cifar_rows(6)
+    mean, std = (torch.tensor(t).view(3, 1, 1) for t in (cifar10_module.MEAN, cifar10_module.STD))
+    x, y = pairs(load_data(f"cifar10:{tmp_path / 'a'}", options=options).test)[0]
+    shown = {
+        (int(label), *(image * std + mean).round().int().flatten().tolist()) for image, label in zip(x, y, strict=True)
+    }
+    assert shown == {(label, *row.tolist()) for row, label in zip(images, labels, strict=True)}
+
+
+def test_cifar10_is_cropped_and_mirrored_unless_told_otherwise(tmp_path: Path) -> None:
+    write_binary(tmp_path)
+    usual = load_data(f"cifar10:{tmp_path}").train
+    plain = load_data(f"cifar10:{tmp_path}", options=LoadOptions(crop=0, flip=False)).train
+    assert (usual.options.crop, usual.options.flip) == (4, True)  # type: ignore[attr-defined]
+    assert (plain.options.crop, plain.options.flip) == (0, False)  # type: ignore[attr-defined]
+
+
+def test_decoded_parquet_is_cached_until_the_file_changes(tmp_path: Path, monkeypatch: Any) -> None:
+    write_cifar_parquet(tmp_path / "set")
+    name = f"cifar10:{tmp_path / 'set'}"
+    first = everything(load_data(name, options=SMALL))
+    cached = sorted((tmp_path / "cache" / "bcnet").iterdir())
+    assert [path.suffix for path in cached] == [".npy"] * 3
+    decoded: list[Path] = []
+    original = cifar10_module._decode_parquet
+    monkeypatch.setattr(cifar10_module, "_decode_parquet", lambda path: (decoded.append(path), original(path))[1])
+    assert all(torch.equal(a, b) for a, b in zip(first, everything(load_data(name, options=SMALL)), strict=True))
+    assert decoded == []
+    changed = tmp_path / "set" / "test-00000-of-00001.parquet"
+    os.utime(changed, (1, 1))
+    load_data(name)
+    assert decoded == [changed]
+    for path in cached:
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.warns(
+        UserWarning, match=r"^the cache file .* is damaged; .*-0000[01]-of-00002.parquet is decoded again$"
+    ):
+        again = everything(load_data(name, options=SMALL))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_data(name)
+
+
+def test_a_cache_is_never_unpickled(tmp_path: Path) -> None:
+    write_cifar_parquet(tmp_path / "set")
+    load_data(f"cifar10:{tmp_path / 'set'}")
+    for path in (tmp_path / "cache" / "bcnet").iterdir():
+        np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.warns(UserWarning, match="is damaged"):
+        load_data(f"cifar10:{tmp_path / 'set'}")
+
+
+def test_a_cache_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:
+    write_cifar_parquet(tmp_path / "set")
+    (tmp_path / "cache").write_text("a file in the way")
+    with pytest.warns(UserWarning, match=r"^decoded images could not be cached in .*bcnet: Not a directory$"):
+        data = load_data(f"cifar10:{tmp_path / 'set'}")
+    assert data.classes == 10
+
+
+def test_incomplete_cifar10(tmp_path: Path) -> None:
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")) == (
+        f"{tmp_path} holds no CIFAR-10: data_batch_1.bin (binary version), data_batch_1 (Python version) "
+        "or train.parquet was looked for"
+    )
+    write_binary(tmp_path)
+    (tmp_path / "test_batch.bin").unlink()
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")) == (
+        f"CIFAR-10 in {tmp_path} is incomplete: test_batch.bin is missing"
+    )
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 3072, b"\0" * 6147])
+def test_a_truncated_binary_batch(tmp_path: Path, data: bytes) -> None:
+    write_binary(tmp_path)
+    (tmp_path / "data_batch_3.bin").write_bytes(data)
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")) == (
+        f"{tmp_path / 'data_batch_3.bin'} is no whole number of CIFAR-10 records of 3,073 bytes: download it again"
+    )
+
+
+def test_a_binary_label_out_of_range(tmp_path: Path) -> None:
+    write_binary(tmp_path)
+    (tmp_path / "data_batch_3.bin").write_bytes(b"\x0a" * 3073)
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")) == (
+        f"{tmp_path / 'data_batch_3.bin'}: label 10 is out of range: 10 classes have labels 0..9"
+    )
+
+
+class Hostile:
+    def __init__(self, call: Any, *arguments: Any):
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call, self.arguments
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    write_pickled(tmp_path)
+    path, victim = tmp_path / "data_batch_2", tmp_path / "victim"
+    for hostile in (
+        Hostile(os.mkdir, str(victim)),
+        Hostile(eval, f"__import__('os').mkdir({str(victim)!r})"),
+        Hostile(getattr, "text", "upper"),
+        Hostile(np.memmap, str(victim), "uint8", "w+", 0, 4),
+    ):
+        path.write_bytes(pickle.dumps({"data": hostile, "labels": [1]}))
+        text = message(lambda: load_data(f"cifar10:{tmp_path}"))
+        assert text.startswith(f"{path} is no batch of CIFAR-10's Python version: it names ")
+        assert text.endswith(", and only arrays, lists and texts are read")
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "Ran out of input"),
+        (b"no pickle", None),
+        (pickle.dumps([1, 2]), "it lacks data or labels"),
+        (pickle.dumps({"data": [1], "labels": [1]}), "it lacks data or labels"),
+        (pickle.dumps({"data": np.zeros((1, 3072), np.uint8)}), "it lacks data or labels"),
+        (pickle.dumps({"data": np.zeros((1, 3072)), "labels": [1]}), "an array of another type than bytes"),
+        (pickle.dumps({"data": np.array([[1, "a"]], object), "labels": [1]}), "an array of another type than bytes"),
+    ],
+)
+def test_bad_pickled_batches(tmp_path: Path, content: bytes, reason: str | None) -> None:
+    write_pickled(tmp_path)
+    path = tmp_path / "data_batch_2"
+    path.write_bytes(content)
+    text = message(lambda: load_data(f"cifar10:{tmp_path}"))
+    assert text.startswith(f"{path} is no batch of CIFAR-10's Python version: {reason or ''}")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "text"),
+    [
+        ((2, 3072), [1, 10], ": label 10 is out of range: 10 classes have labels 0..9"),
+        ((2, 3072), [-1, 1], ": label -1 is out of range: 10 classes have labels 0..9"),
+        ((2, 3072), [1], " does not hold one label for every image of 3 x 32 x 32 values"),
+        ((2, 1024), [1, 2], " does not hold one label for every image of 3 x 32 x 32 values"),
+        ((0, 3072), [], " does not hold one label for every image of 3 x 32 x 32 values"),
+        ((1, 3072), [2.5], " has labels that are no whole numbers"),
+        ((1, 3072), [10**30], " has labels that are no whole numbers"),
+    ],
+)
+def test_bad_values_in_pickled_batches(tmp_path: Path, images: tuple[int, int], labels: list[Any], text: str) -> None:
+    write_pickled(tmp_path)
+    path = tmp_path / "data_batch_2"
+    path.write_bytes(pickle.dumps({"data": np.zeros(images, np.uint8), "labels": labels}))
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")) == f"{path}{text}"
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    pixels = cifar_rows(1)[0][0].reshape(32, 32, 3)
+    good, grey = encoded(pixels), encoded(pixels[..., 0])
+    path = tmp_path / "train.parquet"
+    for images, labels, column, text in (
+        ([good, grey], [0, 1], "img", f"image 1 of {path} has shape (32, 32), but CIFAR-10 has (32, 32, 3)"),
+        ([good, good[:2000]], [0, 1], "img", f"image 1 of {path} is broken: replace the file"),
+        ([good, b"text"], [0, 1], "img", f"image 1 of {path} is broken: replace the file"),
+        ([good, good], [0, 11], "img", f"{path}: label 11 is out of range: 10 classes have labels 0..9"),
+        ([good, good], [0, None], "img", f"{path} has labels that are no whole numbers"),
+        ([good], [0], "picture", f"{path} needs columns img and label, but has picture, label"),
+    ):
+        write_parquet(path, images, labels, column)
+        write_parquet(tmp_path / "test.parquet", [good], [0])
+        assert message(lambda: load_data(f"cifar10:{tmp_path}")) == text
+    path.write_bytes(b"no parquet")
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")).startswith(f"{path} is no parquet file: ")
+    (tmp_path / "test.parquet").unlink()
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")) == (
+        f"CIFAR-10 in {tmp_path} is incomplete: test.parquet is missing"
+    )
+
+
+def test_parquet_without_its_extra(tmp_path: Path, monkeypatch: Any) -> None:
+    write_cifar_parquet(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")) == (
+        "parquet files are read with pyarrow and pillow: pip install 'bcnet[parquet]'"
+    )
+
+
+@pytest.mark.skipif(not (SHARED / "cifar10").is_dir(), reason=f"{SHARED / 'cifar10'} is not there")
+def test_the_real_cifar10_test_set() -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    rows = cifar10_module._read_parquet(SHARED / "cifar10" / "test.parquet")
+    assert rows.shape == (10_000, 3073)
+    assert np.bincount(rows[:, 0]).tolist() == [1000] * 10
+    assert rows[:8, 0].tolist() == [3, 8, 8, 0, 6, 6, 1, 6]
+    means = rows[:, 1:].reshape(-1, 3, 1024).mean(axis=(0, 2))
+    assert np.abs(means - cifar10_module.MEAN).max() < 1.5
+
+
+# Image folders: two classes of one colour each, in train, val and test.
+
+
+def write_images(root: Path, part: str, counts: dict[str, int], mode: str = "RGB") -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    rng = np.random.default_rng(sum(counts.values()))
+    for number, (name, count) in enumerate(counts.items()):
+        folder = root / part / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            pixels = rng.integers(0, 60, (12, 16, 3), dtype=np.uint8)
+            pixels[..., number] += 180
+            image.fromarray(pixels).convert(mode).save(folder / f"{i}.{'png' if i % 2 else 'JPG'}")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_images(tmp_path, "train", {"apple": 12, "pear": 8})
+    write_images(tmp_path, "val", {"apple": 3, "pear": 4})
+    return tmp_path
+
+
+def folder_data(root: Path, **changes: Any) -> Data:
+    fields = {name: getattr(SMALL, name) for name in SMALL.__dataclass_fields__}
+    return load_data(f"imagefolder:{root}", val_fraction=0.25, options=LoadOptions(**{**fields, **changes}))
+
+
+def test_parts_of_an_image_folder(root: Path) -> None:
+    data = folder_data(root)
+    assert (data.classes, data.shape) == (2, (3, 8, 8))
+    assert [len(y) for _, y in pairs(data.train)] == [4, 4, 4]
+    assert [len(y) for _, y in pairs(data.val)] == [5]
+    assert [len(y) for _, y in pairs(data.test)] == [3, 4]
+    assert [len(y) for _, y in pairs(data.whole)] == [4] * 5
+    assert sum(int(y.sum()) for _, y in pairs(data.val)) == 2
+    for x, y in pairs(data.test):
+        brightest = x.mean((2, 3)).argmax(1)
+        assert brightest.tolist() == y.tolist()
+        assert x.shape[1:] == (3, 8, 8)
+        assert x.dtype == torch.float32
+    plain = {tuple(image.flatten().tolist()) for part in (data.train, data.val) for x, _ in pairs(part) for image in x}
+    assert plain <= {tuple(image.flatten().tolist()) for x, _ in pairs(data.whole) for image in x}
+
+
+def test_val_and_test_folders_are_taken_as_they_are(root: Path) -> None:
+    write_images(root, "test", {"apple": 1, "pear": 1})
+    data = folder_data(root)
+    assert [len(y) for part in (data.train, data.val, data.test) for _, y in pairs(part)] == [4] * 5 + [3, 4] + [2]
+
+
+def test_a_folder_of_training_images_alone(tmp_path: Path) -> None:
+    write_images(tmp_path, "train", {"apple": 4, "pear": 4})
+    assert folder_data(tmp_path).test is None
+
+
+def test_grey_images(root: Path) -> None:
+    x, _ = pairs(folder_data(root, channels=1).train)[0]
+    assert x.shape == (4, 1, 8, 8)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
+def test_images_of_other_kinds_are_converted(tmp_path: Path, mode: str) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    for name in ("a", "b"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for i in range(4):
+            image.new(mode, (9, 9)).save(tmp_path / "train" / name / f"{i}.png")
+    assert pairs(folder_data(tmp_path).train)[0][0].shape == (4, 3, 8, 8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmented_folders_repeat_resume_and_share(root: Path, workers: int) -> None:
+    def source(rank: int = 0, world: int = 1, **more: Any) -> Source:
+        options = LoadOptions(batch_size=4, image_size=8, cutout=3, **{"workers": workers, **more})
+        return load_data(f"imagefolder:{root}", val_fraction=0.25, shard=(rank, world), options=options).train
+
+    state = torch.get_rng_state()
+    whole = pairs(source(), 1)
+    assert torch.equal(state, torch.get_rng_state())
+    assert len(whole) == len(source()) == 3
+    assert same(whole, pairs(source(workers=0), 1))
+    assert same(whole[1:], pairs(source(), 1, 1))
+    assert pairs(source(), 1, 3) == []
+    assert not same(whole, pairs(source(), 2))
+    shares = [pairs(source(rank, 2), 1) for rank in range(2)]
+    joined = [(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(*shares, strict=True)]
+    assert same(whole, joined)
+    last = pairs(source(channels_last=True), 1)
+    assert same(whole, last)
+    assert last[0][0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_each_augmentation_can_be_turned_off(root: Path) -> None:
+    def images(**options: Any) -> list[list[float]]:
+        found = pairs(folder_data(root, **options).train, 1)
+        return [image.flatten().tolist() for x, _ in found for image in x]
+
+    plain = images()
+    assert plain == images()
+    mirrored = images(flip=True)
+    kept = sum(a == b for a, b in zip(plain, mirrored, strict=True))
+    turned = sum(
+        torch.tensor(a).view(3, 8, 8).flip(2).flatten().tolist() == b for a, b in zip(plain, mirrored, strict=True)
+    )
+    assert 0 < kept < 12
+    assert kept + turned == 12
+    assert all(a != b for a, b in zip(plain, images(crop=1), strict=True))
+    assert all(a != b for a, b in zip(plain, images(cutout=4), strict=True))
+
+
+def test_very_long_images(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    for name, size in (("a", (400, 2)), ("b", (1, 300))):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for i in range(4):
+            image.new("RGB", size).save(tmp_path / "train" / name / f"{i}.png")
+    for epoch in range(3):
+        assert len(pairs(folder_data(tmp_path, crop=1, flip=True).train, epoch)) == 1
+
+
+def test_empty_folders(tmp_path: Path) -> None:
+    train = tmp_path / "train"
+    assert message(lambda: folder_data(tmp_path)) == (
+        f"{tmp_path} has no folder 'train': images are looked for in train/CLASS/ and val/CLASS/"
+    )
+    train.mkdir()
+    assert message(lambda: folder_data(tmp_path)) == f"{train} is empty: one folder of images per class is needed"
+    (train / "apple").mkdir()
+    assert message(lambda: folder_data(tmp_path)) == (
+        f"{train} has one class only, 'apple': at least two are needed to learn from"
+    )
+    write_images(tmp_path, "train", {"apple": 1})
+    (train / "pear").mkdir()
+    (train / "pear" / "notes.txt").write_text("no image")
+    assert message(lambda: folder_data(tmp_path)) == (
+        f"{train / 'pear'} holds no images: .bmp, .jpeg, .jpg, .png, .ppm, .webp are read"
+    )
+
+
+def test_a_class_that_training_does_not_know(root: Path) -> None:
+    write_images(root, "val", {"quince": 1})
+    assert message(lambda: folder_data(root)) == (
+        f"{root / 'val'} has a class 'quince' that the training images do not have"
+    )
+
+
+def test_a_missing_class_in_the_test_set_keeps_the_numbers_of_the_others(tmp_path: Path) -> None:
+    write_images(tmp_path, "train", {"apple": 4, "pear": 4})
+    write_images(tmp_path, "val", {"pear": 2})
+    assert [y.tolist() for _, y in pairs(folder_data(tmp_path).test)] == [[1, 1]]
+
+
+def test_a_file_that_is_no_image_is_found_at_the_start(root: Path) -> None:
+    path = root / "val" / "pear" / "1.png"
+    path.write_text("no image")
+    assert message(lambda: folder_data(root)) == (
+        f"{path} is a broken image (UnidentifiedImageError): replace or remove it"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_cut_short_is_named(root: Path, workers: int) -> None:
+    path = root / "train" / "pear" / "2.JPG"
+    path.write_bytes(path.read_bytes()[:-40])
+    data = folder_data(root, workers=workers)
+    assert message(lambda: pairs(data.whole)) == f"{path} is a broken image (OSError): replace or remove it"
+
+
+def test_an_image_removed_after_the_start_is_named(root: Path) -> None:
+    data = folder_data(root)
+    path = root / "train" / "pear" / "2.JPG"
+    path.unlink()
+    assert message(lambda: pairs(data.whole)) == f"{path} is a broken image (FileNotFoundError): replace or remove it"
+
+
+def test_deep_grey_values_are_not_cut_silently(root: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    path = root / "train" / "pear" / "deep.png"
+    image.fromarray(np.full((9, 9), 40_000, dtype=np.uint16)).save(path)
+    assert message(lambda: folder_data(root)) == (
+        f"{path} has channels of kind 'I;16': convert it to 8-bit grey or colour"
+    )
+
+
+def test_image_folders_without_pillow(root: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert message(lambda: folder_data(root)) == "image folders are read with pillow: pip install pillow"
+
+
+def test_a_folder_that_may_not_be_read(root: Path, monkeypatch: Any) -> None:
+    def refuse(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert message(lambda: folder_data(root)) == f"{root / 'train'} cannot be read: Permission denied"
