@@ -19,9 +19,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor, fx, nn
 
 from bcnet.errors import BcnetError
+from bcnet.space.axis import Axis
 from bcnet.space.network import NetworkSpace, Side
 from bcnet.space.resize import sliced
 from bcnet.space.rewrite import Slot, bind, put, rewrite
+from bcnet.supernet import distributed
 from bcnet.supernet.principle import Principle, get_principle
 
 Stats = dict[str, Tensor]
@@ -89,13 +91,24 @@ class Supernet(nn.Module):
         plan = self.plan(widths, side)
         return self.run(plan, x, self.views(plan), stats)
 
+    @property
+    def total_units(self) -> list[int]:
+        """Units the supernet holds of every variable."""
+        return self._total
+
+    def state(self) -> list[Tensor]:
+        """Parameters and buffers in the order the graph takes them."""
+        return [owner[leaf] for owner, leaf in self._state]
+
+    def axes(self) -> list[tuple[Axis, ...] | None]:
+        """How each of :meth:`state` is made up of variables; None where it does not vary."""
+        return self._engine.axes
+
     def views(self, plan: Plan) -> list[Tensor]:
-        """The slices of parameters and buffers that a path uses, in the order the graph takes them."""
-        state = [owner[leaf] for owner, leaf in self._state]
-        axes = self._engine.axes
+        """The slices of :meth:`state` that a path uses."""
         return [
-            tensor if a is None else sliced(tensor, a, plan.units, self._total, plan.side)  # type: ignore[arg-type]
-            for tensor, a in zip(state, axes, strict=True)
+            tensor if axes is None else sliced(tensor, axes, plan.units, self._total, plan.side)
+            for tensor, axes in zip(self.state(), self._engine.axes, strict=True)
         ]
 
     def run(self, plan: Plan, x: Tensor, views: Sequence[Tensor], stats: Stats | None = None) -> Any:
@@ -114,6 +127,14 @@ class Supernet(nn.Module):
             name: torch.ones_like(views[i]) if name.endswith("var") else torch.zeros_like(views[i])
             for i, name in self._engine.statistics.items()
         }
+
+    def undo_momentum(self, stats: Stats) -> Stats:
+        """Batch statistics from fresh ones that batch norm has moved towards them once by its momentum."""
+        found = {}
+        for name, value in stats.items():
+            start = 1.0 if name.endswith("var") else 0.0
+            found[name] = start + (value - start) / self._engine.momentum[name]
+        return found
 
 
 def _find(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
@@ -135,6 +156,7 @@ class _Engine:
         self.names: list[str] = []
         self.sizes = sorted({slot.size for slot in space.slots}, key=lambda s: (s.constant, s.terms))
         self.statistics: dict[int, str] = {}
+        self.momentum: dict[str, float] = {}
         self._constants = [c for n, c in space.graph.constants.items()]
         self.call = self._compile(space)
         self.axes = [space.coupling.axes.get(name) for name in self.names]
@@ -159,7 +181,7 @@ class _Engine:
             return graph.call_function(operator.getitem, (table(graph)["sizes_"], numbers[slot.size]))
 
         graph = rewrite(space.graph, space.slots, fill, state)
-        self._free_batch_norm(graph, table(graph), space)
+        self._free_batch_norm(graph, table(graph))
         module = fx.GraphModule(nn.Module(), graph)
         forward = module.forward
         constants = self._constants
@@ -169,19 +191,22 @@ class _Engine:
 
         return call
 
-    def _free_batch_norm(self, graph: fx.Graph, given: dict[str, fx.Node], space: NetworkSpace) -> None:
+    def _free_batch_norm(self, graph: fx.Graph, given: dict[str, fx.Node]) -> None:
         """Batch norm takes its statistics as arguments, and its mode (like dropout's) as a flag."""
-        running: set[fx.Node] = set()
         for node in graph.nodes:
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
             args = bind(node.target, node.args, node.kwargs)
             name = node.target._schema.name
             if name == "aten::batch_norm" and args["running_mean"] is not None:
-                running.update((args["running_mean"], args["running_var"]))
+                for buffer in (args["running_mean"], args["running_var"]):
+                    number = buffer.args[1]
+                    self.statistics[number] = self.names[number]
+                    self.momentum[self.names[number]] = args["momentum"]
                 node.args = tuple({**args, "training": given["batch_"]}.values())
                 node.kwargs = {}
+                if distributed.world()[1] > 1:
+                    node.target = distributed.batch_norm
             elif "dropout" in name:
                 node.args = tuple({**args, "train": given["train_"]}.values())
                 node.kwargs = {}
-        self.statistics = {int(n.args[1]): self.names[int(n.args[1])] for n in running}  # type: ignore[arg-type]

@@ -1,0 +1,100 @@
+"""Which paths a training step runs: pure arithmetic, testable without training.
+
+Given a step's number and its random generator a :class:`Strategy` yields the paths. The paper's losses:
+
+- ``eq7``: a width is trained on both sides, with the mean of their losses;
+- ``eq8``: a width and its complement are trained together;
+- ``update_eq7``: sides alternate from batch to batch, which halves the memory.
+
+The weights of a step's paths add up to 1, so that strategies with more paths are comparable at one
+learning rate (``eq8`` as printed is twice that).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from bcnet.errors import BcnetError
+from bcnet.space.widths import Widths, WidthSpace
+from bcnet.supernet.principle import Principle, Side
+
+
+@dataclass(frozen=True)
+class Path:
+    """One (widths, side) to train, the weight of its loss, and whom it learns from."""
+
+    widths: tuple[int, ...]
+    side: Side
+    weight: float
+    learns: Literal["labels", "teacher"] = "labels"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """``draws`` widths are sampled uniformly a step; ``complement`` adds the complement of each; ``sides``
+    trains both, alternates them by batch, or takes the left only. ``sandwich`` adds the widest and the
+    narrowest network, and all but the widest learn from the widest (AutoSlim)."""
+
+    draws: int = 1
+    complement: bool = True
+    sides: Literal["both", "alternate", "left"] = "both"
+    sandwich: bool = False
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise BcnetError(f"draws is {self.draws}, but a step needs at least 1 width")
+        if self.sides not in ("both", "alternate", "left"):
+            raise BcnetError(f"sides is {self.sides!r}, but it must be both, alternate or left")
+
+    def paths(self, step: int, rng: np.random.Generator, space: WidthSpace, principle: Principle) -> list[Path]:
+        """The paths of ``step``, the widest first where it is the teacher."""
+        widths = space.sample(rng, self.draws)
+        if self.complement:
+            widths = np.concatenate([widths, complement(space, principle, widths)])
+        if self.sandwich:
+            widths = np.concatenate([space.max[None], widths, space.min[None]])
+        sides = self._sides(step, principle)
+        weight = 1 / (len(widths) * len(sides))
+        return [
+            Path(tuple(row), side, weight, "teacher" if self.sandwich and i else "labels")
+            for i, row in enumerate(widths.tolist())
+            for side in sides
+        ]
+
+    def _sides(self, step: int, principle: Principle) -> tuple[Side, ...]:
+        if self.sides == "left" or principle.sides == ("left",):
+            return ("left",)
+        return principle.sides if self.sides == "both" else (principle.sides[step % 2],)
+
+
+def complement(space: WidthSpace, principle: Principle, widths: Widths) -> Widths:
+    """The complements of ``widths`` (n, L)."""
+    rows = [[principle.complement(v, c) for v, c in zip(space.variables, row, strict=True)] for row in widths.tolist()]
+    return np.array(rows, dtype=np.int64)
+
+
+def step_rng(seed: int, step: int) -> np.random.Generator:
+    """The random numbers of one step: a resumed run draws what the uninterrupted one would have drawn."""
+    return np.random.default_rng([seed, step])
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train and read a supernet: principle and strategy."""
+
+    principle: str
+    strategy: Strategy
+
+
+METHODS: dict[str, Method] = {
+    "bcv2": Method("bcv2", Strategy()),
+    "bcv2-alternate": Method("bcv2", Strategy(sides="alternate")),
+    "bcv2-printed": Method("bcv2-printed", Strategy()),
+    "bc": Method("bc", Strategy()),
+    "ua": Method("ua", Strategy(draws=4, complement=False, sides="left")),
+    "autoslim": Method("ua", Strategy(draws=2, complement=False, sides="left", sandwich=True)),
+}
+"""Methods that train four paths a step (two where sides alternate)."""
