@@ -27,6 +27,7 @@ from bcnet.supernet import distributed
 from bcnet.supernet.principle import Principle, get_principle
 
 Stats = dict[str, Tensor]
+Tap = Callable[[Tensor, str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Supernet(nn.Module):
         for name, buffer in network.named_buffers(remove_duplicate=False):
             put(self, name, buffer)
         self._engine = _Engine(space)
+        self._tapped: _Engine | None = None
         self._state = [_find(self, name) for name in self._engine.names]
 
     @property
@@ -111,13 +113,21 @@ class Supernet(nn.Module):
             for tensor, axes in zip(self.state(), self._engine.axes, strict=True)
         ]
 
-    def run(self, plan: Plan, x: Tensor, views: Sequence[Tensor], stats: Stats | None = None) -> Any:
-        """Run the graph on views that :meth:`views` gave (or on leaves made of them)."""
+    def run(
+        self, plan: Plan, x: Tensor, views: Sequence[Tensor], stats: Stats | None = None, tap: Tap | None = None
+    ) -> Any:
+        """Run the graph on views that :meth:`views` gave (or on leaves made of them).
+
+        ``tap(x, name)`` may change the output of every batch norm; ``name`` is that of its weight.
+        """
         given: list[Tensor | None] = list(views)
         for i, name in self._engine.statistics.items():
             given[i] = None if stats is None else stats[name]
         batch = stats is None or self.training
-        return self._engine.call(x, given, plan.sizes, batch, self.training)
+        if tap is not None and self._tapped is None:
+            self._tapped = _Engine(self._space, tapped=True)
+        engine = self._engine if tap is None or self._tapped is None else self._tapped
+        return engine.call(x, given, plan.sizes, batch, self.training, tap)
 
     def fresh_stats(self, widths: ArrayLike) -> Stats:
         """Empty batch-norm statistics for one path, by buffer name."""
@@ -144,10 +154,17 @@ def _find(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
 
 
+_GIVEN = ("state_", "sizes_", "batch_", "train_", "const_", "tap_")
+
+
+def _tap(tap: Tap, x: Tensor, name: str) -> Tensor:
+    return tap(x, name)
+
+
 class _Engine:
     """The captured graph as one Python function of (inputs, state, sizes, flags)."""
 
-    def __init__(self, space: NetworkSpace):
+    def __init__(self, space: NetworkSpace, tapped: bool = False):
         if not space.graph.dynamic:
             raise BcnetError(
                 f"the graph of {type(space.model).__name__} was captured for batches of {space.graph.batch} only: "
@@ -157,7 +174,7 @@ class _Engine:
         self.sizes = sorted({slot.size for slot in space.slots}, key=lambda s: (s.constant, s.terms))
         self.statistics: dict[int, str] = {}
         self.momentum: dict[str, float] = {}
-        self._constants = [c for n, c in space.graph.constants.items()]
+        self.tapped = tapped
         self.call = self._compile(space)
         self.axes = [space.coupling.axes.get(name) for name in self.names]
 
@@ -167,7 +184,7 @@ class _Engine:
 
         def table(graph: fx.Graph) -> dict[str, fx.Node]:
             if graph not in tables:
-                tables[graph] = {n: graph.placeholder(n) for n in ("state_", "sizes_", "batch_", "train_", "const_")}
+                tables[graph] = {n: graph.placeholder(n) for n in _GIVEN}
             return tables[graph]
 
         def state(graph: fx.Graph, name: str, kind: str) -> fx.Node:
@@ -184,16 +201,25 @@ class _Engine:
         self._free_batch_norm(graph, table(graph))
         module = fx.GraphModule(nn.Module(), graph)
         forward = module.forward
-        constants = self._constants
+        constants = {torch.device("cpu"): list(space.graph.constants.values())}
 
-        def call(x: Tensor, views: Sequence[Tensor | None], sizes: Sequence[int], batch: bool, train: bool) -> Any:
-            return forward(x, views, sizes, batch, train, constants)
+        def call(
+            x: Tensor,
+            views: Sequence[Tensor | None],
+            sizes: Sequence[int],
+            batch: bool,
+            train: bool,
+            tap: Tap | None = None,
+        ) -> Any:
+            if x.device not in constants:
+                constants[x.device] = [c.to(x.device) for c in space.graph.constants.values()]
+            return forward(x, views, sizes, batch, train, constants[x.device], tap)
 
         return call
 
     def _free_batch_norm(self, graph: fx.Graph, given: dict[str, fx.Node]) -> None:
         """Batch norm takes its statistics as arguments, and its mode (like dropout's) as a flag."""
-        for node in graph.nodes:
+        for node in list(graph.nodes):
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
             args = bind(node.target, node.args, node.kwargs)
@@ -207,6 +233,10 @@ class _Engine:
                 node.kwargs = {}
                 if distributed.world()[1] > 1:
                     node.target = distributed.batch_norm
+                if self.tapped and args["weight"] is not None:
+                    with graph.inserting_after(node):
+                        changed = graph.call_function(_tap, (given["tap_"], node, self.names[args["weight"].args[1]]))
+                    node.replace_all_uses_with(changed, lambda user, tapped=changed: user is not tapped)
             elif "dropout" in name:
                 node.args = tuple({**args, "train": given["train_"]}.values())
                 node.kwargs = {}

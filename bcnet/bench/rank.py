@@ -1,0 +1,236 @@
+"""How well a supernet ranks networks: train it, score every widths of the space, compare with the table.
+
+The supernet is trained on CIFAR-10 without a part of its training images; every widths is scored on that
+held-out part and, beside it, on the test images as the paper's authors did. The table is looked at once, at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bcnet.bench.correlation import correlations
+from bcnet.bench.files import write_whole
+from bcnet.bench.table import ChannelBench
+from bcnet.bench.tas import TAS, train_tas
+from bcnet.data.source import Data
+from bcnet.errors import BcnetError
+from bcnet.optim import Optimisation
+from bcnet.space.network import NetworkSpace, trace
+from bcnet.supernet.exhaustive import AllScores, score_all
+from bcnet.supernet.strategy import METHODS, Method
+from bcnet.supernet.supernet import Supernet
+from bcnet.supernet.train import Progress, SupernetTraining, train_supernet
+
+NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
+PREDICTORS = ("flops", "params")
+SHARES = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True)
+class RankConfig:
+    """One rank-correlation experiment.
+
+    ``complement``, ``sides`` and ``base`` override the method's own, for ablations; with ``base`` 2 the
+    narrowest quarter of every variable is left out, and so are the table's networks that use it.
+    """
+
+    space: str = "mobilenet"
+    method: str = "bcv2"
+    epochs: int = 26
+    seed: int = 0
+    lr: float = 0.1
+    weight_decay: float = 0.0
+    ema: float = 0.0
+    bf16: bool = True
+    complement: bool | None = None
+    sides: str | None = None
+    base: int = 1
+
+    def __post_init__(self) -> None:
+        if self.space not in NETWORKS:
+            raise BcnetError(f"unknown space {self.space!r}: there are {', '.join(NETWORKS)}")
+        known = (*METHODS, TAS, *PREDICTORS)
+        if self.method not in known:
+            raise BcnetError(f"unknown method {self.method!r}: there are {', '.join(known)}")
+
+    @property
+    def name(self) -> str:
+        return f"{self.space}-{self.method}-{self.epochs}ep-seed{self.seed}"
+
+    def resolved(self) -> Method:
+        """The method with this experiment's switches."""
+        method = METHODS["ua" if self.method == TAS else self.method]
+        changes: dict[str, Any] = {}
+        if self.complement is not None:
+            changes["complement"] = self.complement
+            if not self.complement and method.strategy.complement:
+                changes["draws"] = 2 * method.strategy.draws
+        if self.sides is not None:
+            changes["sides"] = self.sides
+        return Method(method.principle, replace(method.strategy, **changes))
+
+
+def bench_space(config: RankConfig) -> NetworkSpace:
+    """The benchmark's network, traced, with its four candidates per variable."""
+    from bcnet import zoo
+
+    model = zoo.build(NETWORKS[config.space])
+    return trace(model, torch.randn(2, 3, 32, 32), groups=4, base=config.base, init=zoo.initialise)
+
+
+def rank(
+    config: RankConfig,
+    data: Data,
+    table: ChannelBench,
+    device: str = "cpu",
+    folder: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Train, score all widths, correlate; with ``folder`` a stopped run goes on and a finished one is read."""
+    place = None if folder is None else Path(folder) / config.name
+    if place is not None and (place / "rank.json").exists():
+        found: dict[str, Any] = json.loads((place / "rank.json").read_text())
+        return found
+    space = bench_space(config)
+    wanted = _rows(space, table)
+    if config.method in PREDICTORS:
+        score = np.asarray(space.costs[config.method](_all_widths(space)), dtype=np.float64)
+        return {**asdict(config), **correlations(score, table.mean[wanted]), **provenance()}
+    started = time.perf_counter()
+    net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
+    trained = time.perf_counter()
+    results: dict[str, Any] = {}
+    scores: dict[str, AllScores] = {}
+    for part, source in (("held_out", data.val), ("test", data.test)):
+        if source is not None:
+            scores[part] = score_all(net, source.batches(0, device=device), bf16=config.bf16)
+            results[part] = _compare(scores[part], table, wanted, space)
+    report = {
+        **asdict(config),
+        **results["held_out"]["accuracy"],
+        **results,
+        "paths_per_step": _paths(config, space),
+        "train_seconds": trained - started,
+        "score_seconds": time.perf_counter() - trained,
+        **provenance(device),
+    }
+    if place is not None:
+        _store(place, report, scores, table.mean[wanted])
+    return report
+
+
+def _train(
+    config: RankConfig,
+    space: NetworkSpace,
+    data: Data,
+    device: str,
+    folder: Path | None,
+    progress: Callable[[Progress], None] | None,
+) -> Supernet:
+    torch.manual_seed(config.seed)
+    method = config.resolved()
+    net = Supernet(space, method.principle).to(device)
+    recipe = Optimisation(
+        epochs=config.epochs, lr=config.lr, weight_decay=config.weight_decay, ema=config.ema, bf16=config.bf16
+    )
+    training = SupernetTraining(method.strategy, recipe, seed=config.seed)
+    if config.method == TAS:
+        train_tas(net, data, training, progress)
+    else:
+        train_supernet(net, data.train, training, folder=folder, progress=progress)
+    return net
+
+
+def _all_widths(space: NetworkSpace) -> NDArray[np.int64]:
+    """Every widths in the order of ``itertools.product`` over candidates: (n, L)."""
+    grids = np.meshgrid(*[np.array(v.candidates) for v in space.variables], indexing="ij")
+    return np.stack([g.ravel() for g in grids], axis=1)
+
+
+def _rows(space: NetworkSpace, table: ChannelBench) -> NDArray[np.int64]:
+    """The table's rows of every widths of ``space``."""
+    return np.asarray(table.space.index(_all_widths(space)))
+
+
+def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64], space: NetworkSpace) -> dict[str, Any]:
+    """Correlations of each way to read a score off the paths, and the regret of the best found by it."""
+    truth = table.mean[rows]
+    readings = {
+        "accuracy": scores.accuracy.mean(0),
+        "loss": -scores.loss.mean(0),
+        **{f"accuracy_{side}": row for side, row in zip(scores.sides, scores.accuracy, strict=True)},
+        **{f"loss_{side}": -row for side, row in zip(scores.sides, scores.loss, strict=True)},
+    }
+    if scores.ensemble is not None:
+        readings["accuracy_logits"] = scores.ensemble
+    found: dict[str, Any] = {name: correlations(score, truth) for name, score in readings.items()}
+    found["regret"] = _regrets(readings["accuracy"], truth, space)
+    return found
+
+
+def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], space: NetworkSpace) -> dict[str, Any]:
+    """Accuracy points lost by taking the best, and the best of the ten best, by score under FLOPs budgets."""
+    flops = space.costs["flops"](_all_widths(space))
+    found = {}
+    for share in SHARES:
+        inside = np.flatnonzero(flops <= share * flops.max())
+        order = inside[np.argsort(-score[inside], kind="stable")]
+        best = truth[inside].max()
+        found[f"{share:.0%}"] = {"top1": float(best - truth[order[0]]), "top10": float(best - truth[order[:10]].max())}
+    return found
+
+
+def _paths(config: RankConfig, space: NetworkSpace) -> int:
+    strategy, principle = config.resolved().strategy, Supernet(space, config.resolved().principle).principle
+    return len(strategy.paths(0, np.random.default_rng(0), space, principle))
+
+
+def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    write_whole(place / "scatter.svg", scatter_svg(scores["held_out"].accuracy.mean(0), truth, report).encode())
+    write_whole(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
+
+
+def scatter_svg(score: NDArray[np.float64], truth: NDArray[np.float64], report: dict[str, Any]) -> str:
+    """Every network as a dot: supernet accuracy across, true accuracy up (at most 2,000 dots)."""
+    chosen = np.linspace(0, len(score) - 1, min(2000, len(score))).astype(int)
+    x, y = score[chosen], truth[chosen]
+    across = 40 + 400 * (x - x.min()) / max(float(np.ptp(x)), 1e-9)
+    up = 440 - 400 * (y - y.min()) / max(float(np.ptp(y)), 1e-9)
+    dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="1.5"/>' for a, b in zip(across, up, strict=True))
+    title = f"{report['space']}, {report['method']}: Kendall {report['kendall']:.3f}"
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 480 480" font-family="sans-serif" font-size="13">'
+        '<rect width="480" height="480" fill="white"/>'
+        f'<text x="240" y="22" text-anchor="middle">{title}</text>'
+        f'<text x="240" y="472" text-anchor="middle">accuracy of the path, {x.min():.3f} to {x.max():.3f}</text>'
+        f'<text x="16" y="240" text-anchor="middle" transform="rotate(-90 16 240)">accuracy trained alone, '
+        f"{y.min():.2f} to {y.max():.2f}</text>"
+        f'<g fill="#2563eb" fill-opacity="0.35">{dots}</g></svg>\n'
+    )
+
+
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """Where a figure comes from: command, commit, machine, versions and date."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor() or platform.machine()
+    return {
+        "command": " ".join(sys.argv),
+        "commit": found.stdout.strip() or None,
+        "machine": name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
