@@ -1,0 +1,71 @@
+"""The settings of a search, as one object that survives a JSON round trip."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from bcnet.errors import BcnetError
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """What to search with. ``SearchConfig()`` is what we recommend; :meth:`paper` is the paper's NSGA-II.
+
+    ``evaluations`` bounds how many different widths are scored: 50 generations of 40. The four settings
+    after ``seed`` are what evolution adds to NSGA-II; ``docs/results/search.md`` has the effect of each.
+    """
+
+    strategy: str = "evolution"
+    evaluations: int = 2000
+    population: int = 40
+    seed: int = 0
+    feasible_only: bool = True
+    """Offspring that break a budget are shrunk until they hold it, so none is scored in vain."""
+    pool: int = 10
+    """Offspring made for each one scored: a surrogate picks the most promising. 1: no surrogate."""
+    neighbours: int = 20
+    """How many of the best widths send all their one-step neighbours into that pool."""
+    front_share: float = 0.25
+    """The share of each generation picked for the Pareto front rather than for the best score."""
+    effective: float = 3.0
+    """Prior population: the effective number of candidates per variable to sample from."""
+    engine: str = "here"
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("evaluations", 1), ("population", 2), ("pool", 1), ("neighbours", 0), ("workers", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise BcnetError(f"{name} is {value!r:.40}, but it must be a whole number of at least {least}")
+        if not 0 <= self.front_share <= 1:
+            raise BcnetError(f"front_share is {self.front_share}, but it must lie in 0..1")
+        if not self.effective >= 1:
+            raise BcnetError(f"effective is {self.effective}, but a variable has at least 1 effective candidate")
+
+    @classmethod
+    def paper(cls, **settings: Any) -> SearchConfig:
+        """NSGA-II as the paper runs it: no repair, no surrogate."""
+        return cls(**{"feasible_only": False, "pool": 1, "neighbours": 0, **settings})
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide which widths are asked for; how many and where they are scored does not."""
+        return {k: v for k, v in asdict(self).items() if k not in ("evaluations", "engine", "workers")}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"version": FORMAT_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SearchConfig:
+        """The inverse of :meth:`to_dict`; unknown settings and other versions are errors."""
+        settings = dict(data)
+        version = settings.pop("version", FORMAT_VERSION)
+        if version != FORMAT_VERSION:
+            raise BcnetError(f"these search settings have version {version!r}, but this bcnet reads {FORMAT_VERSION}")
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(settings) - known)
+        if unknown:
+            raise BcnetError(f"unknown search setting {unknown[0]!r}: choose from {', '.join(sorted(known))}")
+        return cls(**settings)

@@ -1,0 +1,138 @@
+"""One verb: :func:`search`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bcnet.errors import BcnetError
+from bcnet.search import baselines
+from bcnet.search.budget import Budget, Feasibility, Limits
+from bcnet.search.config import SearchConfig
+from bcnet.search.greedy import greedy
+from bcnet.search.ledger import Ledger, Progress
+from bcnet.search.prior import LossLog, PriorReport, prior_population
+from bcnet.search.scoring import open_engine
+from bcnet.search.store import TrialStore
+from bcnet.search.strategy import Strategy
+from bcnet.search.trial import Trial, best_of, front_of
+from bcnet.space.cost import Cost
+from bcnet.space.widths import Widths, WidthSpace
+
+STRATEGIES = ("evolution", "greedy", "random", "uniform")
+IDLE_ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found. ``best`` is the highest score within all budgets (None where there is none);
+    ``front`` the Pareto front of score and first budget's cost over all trials, cheapest first, those
+    above the budgets included (``feasible`` tells); ``notes`` what a person should know."""
+
+    best: Trial | None
+    front: tuple[Trial, ...]
+    trials: tuple[Trial, ...]
+    feasibility: Feasibility
+    hits: int
+    prior: PriorReport | None
+    notes: tuple[str, ...]
+
+
+def search(
+    space: WidthSpace,
+    score: Any,
+    budgets: Sequence[str | Budget],
+    costs: Mapping[str, Cost] | None = None,
+    config: SearchConfig | None = None,
+    *,
+    initial: ArrayLike | LossLog | None = None,
+    store: TrialStore | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> SearchResult:
+    """Find the widths of the highest score within all budgets.
+
+    ``score`` is a function ``widths (L,) -> float``, higher is better, or an object with a method
+    ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
+    space where left out. ``initial`` starts evolution from given widths (n, L), or from the prior of a
+    log of training losses, rather than at random. With a ``store`` on disk a search that was killed goes
+    on where it stopped.
+    """
+    config = config or SearchConfig()
+    limits = Limits(space, costs if costs is not None else getattr(space, "costs", {}), budgets)
+    feasibility = limits.check()
+    population, prior = _initial(limits, config, initial)
+    strategy = _strategy(limits, config, population)
+    trials = store or TrialStore()
+    trials.claim(_identity(limits, config, population))
+    with closing(open_engine(score, config.engine, config.workers)) as engine:
+        ledger = Ledger(limits, engine, trials, config.evaluations, progress or (lambda _: None))
+        notes = [*(prior.notes if prior else ()), *_run(strategy, ledger, config)]
+    if store is None:
+        trials.close()
+    first = limits.budgets[0].name
+    best = best_of(ledger.trials, first)
+    if best is None:
+        notes.append("no widths within the budgets got a score")
+    front = front_of(ledger.trials, first)
+    return SearchResult(best, front, ledger.trials, feasibility, ledger.hits, prior, tuple(notes))
+
+
+def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
+    """Let the strategy ask until it or the evaluations end; returns what a person should know of that."""
+    ended = False
+    idle, scores = 0, None
+    for generation in range(1, IDLE_ROUNDS * config.evaluations):
+        try:
+            widths = next(strategy) if scores is None else strategy.send(scores)
+        except StopIteration:
+            ended = True
+            break
+        before = len(ledger)
+        scores = ledger.score(widths, generation)
+        idle = idle + 1 if len(ledger) == before else 0
+        if len(ledger) >= config.evaluations or idle == IDLE_ROUNDS:
+            break
+    strategy.close()
+    if config.strategy in ("greedy", "uniform") and ended or len(ledger) >= config.evaluations:
+        return []
+    return [f"the search ended after {len(ledger)} of {config.evaluations} evaluations: it found no other widths"]
+
+
+def _initial(
+    limits: Limits, config: SearchConfig, initial: ArrayLike | LossLog | None
+) -> tuple[Widths | None, PriorReport | None]:
+    if initial is None:
+        return None, None
+    if config.strategy != "evolution":
+        raise BcnetError(f"strategy {config.strategy!r} takes no initial population: leave it out, or use evolution")
+    if isinstance(initial, LossLog):
+        rng = np.random.default_rng([config.seed, 3])
+        return prior_population(limits, initial.errors(), config.population, rng, config.effective)
+    return limits.space.decode(np.atleast_2d(limits.space.encode(initial))), None
+
+
+def _strategy(limits: Limits, config: SearchConfig, population: Widths | None) -> Strategy:
+    if config.strategy == "evolution":
+        from bcnet.search.evolution import evolution
+
+        return evolution(limits, config, population)
+    plain = {"greedy": greedy, "random": baselines.random, "uniform": baselines.uniform}
+    if config.strategy not in plain:
+        raise BcnetError(f"unknown strategy {config.strategy!r}: choose from {', '.join(STRATEGIES)}")
+    return plain[config.strategy](limits, config)
+
+
+def _identity(limits: Limits, config: SearchConfig, population: Widths | None) -> dict[str, Any]:
+    """What decides which widths a search asks for: a store holds the trials of one of these."""
+    return {
+        **config.identity(),
+        "variables": list(limits.space.names),
+        "candidates": [list(v.candidates) for v in limits.space.variables],
+        "budgets": {b.name: b.limit for b in limits.budgets},
+        "initial": None if population is None else population.tolist(),
+    }
