@@ -13,6 +13,7 @@ from bcnet import __version__
 from bcnet.cli.bench import bench_app
 from bcnet.cli.console import OneLineErrors
 from bcnet.cli.fairness import show_fairness
+from bcnet.cli.inspect import list_models, show_cost, show_model
 
 app = typer.Typer(
     cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100}
@@ -37,5 +38,8 @@ def _root(
         typer.echo(context.get_help())
 
 
+app.command("models")(list_models)
+app.command("show")(show_model)
+app.command("cost")(show_cost)
 app.command("fairness")(show_fairness)
 app.add_typer(bench_app, name="bench")
