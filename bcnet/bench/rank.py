@@ -87,7 +87,7 @@ def bench_space(config: RankConfig) -> NetworkSpace:
     from bcnet import zoo
 
     model = zoo.build(NETWORKS[config.space])
-    return trace(model, torch.randn(2, 3, 32, 32), groups=4, base=config.base, init=zoo.initialise)
+    return trace(model, torch.randn(2, 3, 32, 32), groups=4, base=config.base)
 
 
 def rank(

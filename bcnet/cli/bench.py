@@ -54,6 +54,57 @@ def show_stats(
         typer.echo(f"wrote {file}")
 
 
+@bench_app.command("rank")
+def rank_space(
+    space: Annotated[str, typer.Option("--space", help="mobilenet or resnet.")] = "mobilenet",
+    method: Annotated[
+        str, typer.Option(help="bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops or params.")
+    ] = "bcv2",
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs the supernet is trained.")] = 26,
+    seeds: Annotated[str, typer.Option(help="One seed or several, as in 0,1,2.")] = "0",
+    data: Annotated[str, typer.Option(help="cifar10:FOLDER.")] = "",
+    path: Annotated[Path | None, TABLE_OPTION] = None,
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, rank.json and the scatter plot.")] = Path("runs/rank"),
+    lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
+    batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
+    complement: Annotated[bool | None, typer.Option(help="Ablation: train the complement too, or not.")] = None,
+    sides: Annotated[str | None, typer.Option(help="Ablation: both, alternate or left.")] = None,
+    base: Annotated[int, typer.Option(min=1, max=4, help="Ablation: the base width in quarters.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda; else the GPU where there is one.")] = "",
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Train a supernet, score every network of the space with it, and correlate with the table."""
+    import torch
+
+    from bcnet.bench.rank import RankConfig, rank
+    from bcnet.bench.table import ChannelBench
+    from bcnet.data import LoadOptions, load_data
+    from bcnet.errors import BcnetError
+    from bcnet.progress import training_bar
+
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    settings = {"epochs": epochs, "lr": lr, "complement": complement, "sides": sides, "base": base}
+    configs = [RankConfig(space, method, seed=n, bf16=where != "cpu", **settings) for n in numbers]
+    loaded = ChannelBench.load(space, path)
+    if not data:
+        raise BcnetError("rank trains on CIFAR-10: say where it lies with --data cifar10:FOLDER")
+    images = load_data(data, device=where, options=LoadOptions(batch_size=batch, channels_last=True))
+    reports = []
+    for config in configs:
+        with training_bar(config.name) as bar:
+            reports.append(rank(config, images, loaded, where, out, bar))
+    if as_json:
+        print_json(reports if len(reports) > 1 else reports[0])
+        return
+    rows = [(r["method"], r["seed"], *(f"{r[k]:.3f}" for k in ("pearson", "spearman", "kendall"))) for r in reports]
+    table(f"Space {space}, {epochs} epochs, by accuracy", ["method", "seed", "Pearson", "Spearman", "Kendall"], rows)
+    typer.echo(f"details: {out}")
+
+
 @bench_app.command("fetch")
 def fetch_tables(
     space: Annotated[str | None, typer.Argument(metavar="SPACE", help="mobilenet or resnet; else both.")] = None,
