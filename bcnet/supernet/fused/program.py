@@ -1,0 +1,284 @@
+"""The captured graph as a short list of layers that the fused engine knows how to run backwards.
+
+Batch norm takes the addition and the activation that follow it along, so a residual block is convolutions
+and norms only. A graph with anything else in it has no program: :class:`Unsupported` says why, and the plain
+engine runs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from bcnet.space.axis import Axis
+from bcnet.space.network import NetworkSpace
+from bcnet.space.rewrite import bind
+
+ACTIVATIONS = {"relu": 1, "relu_": 1, "relu6": 2, "relu6_": 2, "hardswish": 3, "hardswish_": 3, "silu": 4, "silu_": 4}
+"""The number by which kernels know an activation; 0 is none."""
+
+
+class Unsupported(Exception):
+    """Why a network cannot run on the fused engine, in half a sentence."""
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution without bias: dense (``pointwise`` where it is a matrix product) or depthwise."""
+
+    x: int
+    out: int
+    weight: str
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    depthwise: bool
+
+    @property
+    def pointwise(self) -> bool:
+        plain = self.kernel == self.stride == self.dilation == (1, 1) and self.padding == (0, 0)
+        return plain and not self.depthwise
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Batch norm with batch statistics, then ``+ residual``, then ``act``."""
+
+    x: int
+    out: int
+    weight: str
+    bias: str
+    eps: float
+    act: int = 0
+    residual: int | None = None
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Global average pooling, (n, c, h, w) to (n, c)."""
+
+    x: int
+    out: int
+
+
+@dataclass(frozen=True)
+class Linear:
+    x: int
+    out: int
+    weight: str
+    bias: str | None
+
+
+Layer = Conv | Norm | Pool | Linear
+
+
+@dataclass(frozen=True)
+class Program:
+    """``layers`` in order; values are numbers, ``source`` is the network's input and ``result`` its output.
+
+    ``weights`` (bf16 in a path) and ``affines`` (float32) name the parameters in the order of their use.
+    """
+
+    layers: tuple[Layer, ...]
+    source: int
+    result: int
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(w.weight for w in self.layers if isinstance(w, (Conv, Linear))))
+
+    @property
+    def affines(self) -> tuple[str, ...]:
+        norms = [name for n in self.layers if isinstance(n, Norm) for name in (n.weight, n.bias)]
+        biases = [n.bias for n in self.layers if isinstance(n, Linear) and n.bias is not None]
+        return tuple(dict.fromkeys(norms + biases))
+
+
+def compile_program(space: NetworkSpace) -> Program:
+    """The program of a network, or :class:`Unsupported`."""
+    return _Compiler(space).compile()
+
+
+class _Compiler:
+    def __init__(self, space: NetworkSpace):
+        self.space = space
+        self.graph = space.graph
+        self.numbers: dict[fx.Node, int] = {}
+        self.folded: dict[fx.Node, Norm] = {}
+        self.layers: list[Layer] = []
+
+    def compile(self) -> Program:
+        if len(self.graph.inputs) != 1:
+            raise Unsupported(f"it takes {len(self.graph.inputs)} inputs")
+        outputs: Any = ()
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                if node.name in self.graph.inputs:
+                    self.number(node)
+            elif node.op == "output":
+                outputs = node.args[0]
+            else:
+                self.visit(node)
+        if len(outputs) != 1 or not isinstance(self.last, Linear) or self.numbers.get(outputs[0]) != self.last.out:
+            raise Unsupported("its only output must be that of a last linear layer")
+        names = [self.parameter_names(layer) for layer in self.layers]
+        flat = [name for group in names for name in group]
+        if len(set(flat)) != len(flat):
+            raise Unsupported("a parameter is used more than once")
+        for name in flat:
+            self.check_axes(name)
+        return Program(tuple(self.layers), 0, self.last.out)
+
+    @property
+    def last(self) -> Layer | None:
+        return self.layers[-1] if self.layers else None
+
+    def number(self, node: fx.Node) -> int:
+        return self.numbers.setdefault(node, len(self.numbers))
+
+    def visit(self, node: fx.Node) -> None:
+        target: Any = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise Unsupported(f"it calls {target}")
+        kind = target._schema.name.removeprefix("aten::")
+        args = bind(target, node.args, node.kwargs)
+        if kind in ACTIVATIONS:
+            self.activation(node, args["self"], ACTIVATIONS[kind])
+        elif kind == "hardtanh" or kind == "hardtanh_":
+            if (args["min_val"], args["max_val"]) != (0, 6):
+                raise Unsupported("it has a hardtanh other than ReLU6")
+            self.activation(node, args["self"], ACTIVATIONS["relu6"])
+        elif kind in _VISITORS:
+            _VISITORS[kind](self, node, args)
+        elif not (kind == "dropout" and args["p"] == 0.0):
+            raise Unsupported(f"it has a layer {kind!r}")
+
+    def value(self, node: Any) -> int:
+        if node not in self.numbers:
+            raise Unsupported(f"it uses {node} in a way that only batch norm's output could be used")
+        return self.numbers[node]
+
+    def parameter(self, node: Any) -> str:
+        if not isinstance(node, fx.Node) or node.name not in self.graph.state_of:
+            raise Unsupported("a layer's weight is computed, not a parameter")
+        return self.graph.state_of[node.name]
+
+    def parameter_names(self, layer: Layer) -> list[str]:
+        if isinstance(layer, Pool):
+            return []
+        bias = getattr(layer, "bias", None)
+        return [layer.weight] if bias is None else [layer.weight, bias]
+
+    def check_axes(self, name: str) -> None:
+        axes: tuple[Axis, ...] = self.space.coupling.axes.get(name, ())
+        if any(len(axis.segments) > 1 for axis in axes):
+            raise Unsupported(f"the channels of {name} do not lie in one piece (a concatenation)")
+        if any(axis.variables for axis in axes[2:]):
+            raise Unsupported(f"a kernel size of {name} varies")
+
+    def activation(self, node: fx.Node, x: fx.Node, act: int) -> None:
+        """An activation belongs to the norm before it, where nobody else needs that norm's output."""
+        norm = self.layers[-1] if self.layers else None
+        if not isinstance(norm, Norm) or self.numbers.get(x) != norm.out or norm.act or len(x.users) > 1:
+            raise Unsupported("it has an activation that does not follow a batch norm")
+        self.numbers[node] = norm.out
+        self.layers[-1] = Norm(norm.x, norm.out, norm.weight, norm.bias, norm.eps, act, norm.residual)
+
+    def add(self, node: fx.Node, args: dict[str, Any]) -> None:
+        """An addition belongs to the last norm, if one of its sides is that norm's output."""
+        a, b = args["self"], args["other"]
+        norm = self.layers[-1] if self.layers else None
+        if args["alpha"] != 1 or not isinstance(norm, Norm) or norm.act or norm.residual is not None:
+            raise Unsupported("it has an addition that does not follow a batch norm")
+        main = a if self.numbers.get(a) == norm.out else b
+        other = b if main is a else a
+        if self.numbers.get(main) != norm.out or len(main.users) > 1 or main is other:
+            raise Unsupported("it has an addition that does not follow a batch norm")
+        residual = self.value(other)
+        if residual == 0:
+            raise Unsupported("it adds the input itself")
+        self.numbers[node] = norm.out
+        self.layers[-1] = Norm(norm.x, norm.out, norm.weight, norm.bias, norm.eps, 0, residual)
+
+    def conv(self, node: fx.Node, args: dict[str, Any]) -> None:
+        if args["bias"] is not None:
+            raise Unsupported("it has a convolution with a bias")
+        if isinstance(args["padding"], str):
+            raise Unsupported("it has a convolution whose padding is a word")
+        weight = self.parameter(args["weight"])
+        outputs, per_group, *kernel = args["weight"].meta["val"].shape
+        groups = args["groups"]
+        if groups != 1 and not (per_group == 1 and groups == outputs):
+            raise Unsupported("it has a grouped convolution")
+        stride, padding, dilation = ((a * 2)[:2] if len(a) == 1 else a for a in _lists(args))
+        if groups != 1 and (tuple(dilation) != (1, 1) or len({*kernel, *()}) != 1 or stride[0] != stride[1]):
+            raise Unsupported("it has a depthwise convolution that is dilated or not square")
+        x = self.value(args["input"])
+        if x == 0 and groups != 1:
+            raise Unsupported("its first layer is depthwise")
+        self.layers.append(
+            Conv(
+                x,
+                self.number(node),
+                weight,
+                (kernel[0], kernel[1]),
+                (stride[0], stride[1]),
+                (padding[0], padding[1]),
+                (dilation[0], dilation[1]),
+                groups != 1,
+            )
+        )
+
+    def norm(self, node: fx.Node, args: dict[str, Any]) -> None:
+        if args["weight"] is None or args["bias"] is None:
+            raise Unsupported("it has a batch norm without weight and bias")
+        before = self.layers[-1] if self.layers else None
+        x = self.value(args["input"])
+        if not isinstance(before, Conv) or before.out != x or len(args["input"].users) > 1:
+            raise Unsupported("it has a batch norm that does not follow a convolution")
+        weight, bias = self.parameter(args["weight"]), self.parameter(args["bias"])
+        self.layers.append(Norm(x, self.number(node), weight, bias, float(args["eps"])))
+
+    def pool(self, node: fx.Node, args: dict[str, Any]) -> None:
+        size = args.get("output_size", [1, 1])
+        dims = {d % 4 for d in args.get("dim", [2, 3])}
+        if list(size) not in ([1, 1], [1]) or dims != {2, 3}:
+            raise Unsupported("it has a pooling that is not global")
+        self.layers.append(Pool(self.value(args["input" if "input" in args else "self"]), self.number(node)))
+
+    def flat(self, node: fx.Node, args: dict[str, Any]) -> None:
+        """Reshaping is nothing once a value is (n, c)."""
+        number = self.value(args["self"])
+        if not isinstance(self.last, Pool) or self.last.out != number or len(node.meta["val"].shape) != 2:
+            raise Unsupported("it reshapes before global pooling")
+        self.numbers[node] = number
+
+    def linear(self, node: fx.Node, args: dict[str, Any]) -> None:
+        x = self.value(args["input"])
+        if not isinstance(self.last, Pool) or self.last.out != x:
+            raise Unsupported("it has a linear layer that does not follow global pooling")
+        bias = None if args["bias"] is None else self.parameter(args["bias"])
+        self.layers.append(Linear(x, self.number(node), self.parameter(args["weight"]), bias))
+
+
+def _lists(args: dict[str, Any]) -> list[list[int]]:
+    return [list(args[name]) for name in ("stride", "padding", "dilation")]
+
+
+_VISITORS: dict[str, Any] = {
+    "conv2d": _Compiler.conv,
+    "batch_norm": _Compiler.norm,
+    "add": _Compiler.add,
+    "add_": _Compiler.add,
+    "adaptive_avg_pool2d": _Compiler.pool,
+    "mean": _Compiler.pool,
+    "flatten": _Compiler.flat,
+    "view": _Compiler.flat,
+    "reshape": _Compiler.flat,
+    "squeeze": _Compiler.flat,
+    "linear": _Compiler.linear,
+}
