@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bcnet.errors import BcnetError
+
 
 def cross_entropy(output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
     return F.cross_entropy(output.float(), target, label_smoothing=smoothing)
@@ -33,21 +35,72 @@ def top5(output: Tensor, target: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Task:
     """``loss(output, target)`` is a mean over the batch; ``score(output, target)`` is a value per example
-    (n,), of which higher is better; ``extra`` are further scores by name."""
+    (n,), of which higher is better; ``extra`` are further scores by name; ``distil(output, teacher's output)`` is the
+    loss of in-place distillation; ``fits(output, target)`` raises where a network does not suit the task."""
 
     loss: Callable[[Any, Any], Tensor]
     score: Callable[[Any, Any], Tensor]
     extra: tuple[tuple[str, Callable[[Any, Any], Tensor]], ...] = ()
     distil: Callable[[Any, Any], Tensor] | None = None
+    fits: Callable[[Any, Any], None] | None = None
 
     @staticmethod
-    def classification(smoothing: float = 0.0) -> Task:
-        """Cross entropy with label smoothing, top-1 accuracy, and top-5 beside it."""
+    def classification(smoothing: float = 0.0, classes: int | None = None) -> Task:
+        """Cross entropy with label smoothing, top-1 accuracy, and top-5 beside it, of so many classes if known."""
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             return cross_entropy(output, target, smoothing)
 
-        return Task(loss, correct, (("top5", top5),), soft_cross_entropy)
+        def fits(output: Any, target: Any) -> None:
+            check_logits(output, target, classes)
+
+        return Task(loss, correct, (("top5", top5),), soft_cross_entropy, fits)
+
+    def check(self, output: Any, target: Any) -> None:
+        """A :class:`BcnetError` where this task cannot be learnt from such outputs and targets of one batch."""
+        if self.fits is not None:
+            self.fits(output, target)
+        loss = _tried("loss", self.loss, output, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise BcnetError(f"the task's loss gives {_form(loss)}, but it must be one number, the mean over the batch")
+        for name, score in (("score", self.score), *self.extra):
+            found = _tried(name, score, output, target)
+            if not isinstance(found, Tensor) or found.shape != target.shape[:1]:
+                wanted = f"one value for each of {len(target)} examples"
+                raise BcnetError(f"the task's {name} gives {_form(found)}, but it must be {wanted}")
+
+
+def check_logits(output: Any, target: Any, classes: int | None = None) -> None:
+    """A :class:`BcnetError` where outputs are no logits (n, classes) or targets no labels (n,) of them."""
+    way_out = "give a Task with a loss and a score of your own"
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        raise BcnetError(f"the network gives {_form(output)}, but classification needs logits (n, classes): {way_out}")
+    if target.is_floating_point() or target.dim() != 1:
+        raise BcnetError(f"the targets are {_form(target)}, but classification needs labels (n,): {way_out}")
+    logits = output.shape[1]
+    if classes is not None and logits != classes:
+        raise BcnetError(
+            f"the network gives {logits} logits, but the data has {classes} classes: change its last layer"
+        )
+    low, high = int(target.min()), int(target.max())
+    if low < 0 or high >= logits:
+        raise BcnetError(f"the network gives {logits} logits, but there is a label {low if low < 0 else high}")
+
+
+def _tried(name: str, function: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
+    try:
+        return function(output, target)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise BcnetError(
+            f"the task's {name} fails on outputs {_form(output)} and targets {_form(target)}: {cause}"
+        ) from error
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def soft_cross_entropy(output: Tensor, teacher: Tensor) -> Tensor:

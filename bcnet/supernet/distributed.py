@@ -1,20 +1,61 @@
 """Several devices: every process trains its share of a batch on the same paths, as one process would.
 
-Accelerate starts the processes and reduces gradients. Batch norm must see the whole batch for the result to
-match one process; torch's own SyncBatchNorm runs on GPUs only, so the few lines that synchronise statistics
-are here, on collectives that autograd knows.
+Accelerate gives a process its place and its device and carries the messages; it is launched by ``accelerate
+launch`` or ``torchrun``. All processes draw the same paths. Gradients and losses are averaged, and batch norm sees
+the batch of all processes together, without which the result would differ from one process's. (torch's own
+SyncBatchNorm runs on GPUs only and is a module; a path needs a function.)
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many processes this one is, and the device it works on."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """What :func:`bcnet.data.load_data` wants to know."""
+        return self.rank, self.world
+
+
+def start(cpu: bool = False) -> Place:
+    """Join the processes that this one was launched with; alone where it was launched alone.
+
+    Call it before loading data. The device is this process's GPU, or the CPU where there is none or ``cpu``.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_cpu = cpu or not torch.cuda.is_available()
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return Place(0, 1, torch.device("cpu" if on_cpu else "cuda"))
+    if not on_cpu and here > torch.cuda.device_count():
+        raise BcnetError(
+            f"{here} processes were launched on a machine with {torch.cuda.device_count()} GPUs: "
+            "launch one for each GPU, or train on the CPU"
+        )
+    try:
+        from accelerate import Accelerator
+    except ImportError:
+        raise BcnetError("training with several processes needs accelerate: pip install accelerate") from None
+    accelerator = Accelerator(cpu=on_cpu)
+    return Place(accelerator.process_index, accelerator.num_processes, accelerator.device)
 
 
 def world() -> tuple[int, int]:
@@ -24,33 +65,47 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
-def start() -> Any:
-    """An ``accelerate.Accelerator`` where this process was launched as one of several, else None."""
-    import os
+@torch.no_grad()
+def same_start(network: nn.Module) -> None:
+    """Give every process the weights of the first."""
+    if world()[1] > 1:
+        from accelerate.utils import broadcast
 
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return None
-    try:
-        from accelerate import Accelerator
-    except ImportError:
-        raise BcnetError("training with several processes needs accelerate: pip install accelerate") from None
-    return Accelerator(cpu=not torch.cuda.is_available())
+        broadcast([*network.parameters(), *network.buffers()])
 
 
-class _Sum(torch.autograd.Function):
-    """The sum of a tensor over all processes; so is its gradient's."""
+@torch.no_grad()
+def average(parameters: Iterable[nn.Parameter], losses: Tensor) -> Tensor:
+    """Replace every gradient by its mean over all processes, and give the mean of ``losses``: one message."""
+    if world()[1] == 1:
+        return losses
+    from accelerate.utils import reduce
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = [*gradients, losses]
+    mean = reduce(torch.cat([part.reshape(-1) for part in parts]), "mean")
+    pieces = [piece.view(part.shape) for piece, part in zip(mean.split([p.numel() for p in parts]), parts, strict=True)]
+    torch._foreach_copy_(gradients, pieces[:-1])
+    return pieces[-1]
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+
+def add_up(table: NDArray[np.float64], device: torch.device) -> NDArray[np.float64]:
+    """The sum of a table over all processes, the same on all."""
+    if world()[1] == 1:
+        return table
+    from accelerate.utils import reduce
+
+    total: NDArray[np.float64] = reduce(torch.from_numpy(table).to(device), "sum").cpu().numpy()
+    return total
+
+
+def agree(number: int, device: torch.device) -> bool:
+    """Whether all processes have the same number."""
+    if world()[1] == 1:
+        return True
+    from accelerate.utils import gather
+
+    return len(set(gather(torch.tensor([number], device=device)).tolist())) == 1
 
 
 def batch_norm(
@@ -64,45 +119,60 @@ def batch_norm(
     eps: float,
     cudnn: bool,
 ) -> Tensor:
-    """``aten.batch_norm`` whose batch is the batch of all processes together, where there are several."""
-    if not training or world()[1] == 1:
-        return torch.ops.aten.batch_norm.default(x, weight, bias, mean, var, training, momentum, eps, cudnn)
-    axes = [0, *range(2, x.dim())]
-    data = x.float()
-    count = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
-    sums: Tensor = _Sum.apply(torch.cat([data.sum(axes), data.square().sum(axes), count]))
-    n = x.shape[1]
-    average = sums[:n] / sums[-1]
-    variance = (sums[n : 2 * n] / sums[-1] - average.square()).clamp_min(0)
-    if mean is not None and var is not None:
-        with torch.no_grad():
-            mean.lerp_(average.to(mean.dtype), momentum)
-            var.lerp_((variance * sums[-1] / (sums[-1] - 1)).to(var.dtype), momentum)
-    shape = [1, n] + [1] * (x.dim() - 2)
-    scale = (variance + eps).rsqrt() * (1.0 if weight is None else weight.float())
-    shift = -average * scale + (0.0 if bias is None else bias.float())
-    return (data * scale.view(shape) + shift.view(shape)).to(x.dtype)
+    """``aten.batch_norm``; while training (where gradients are wanted) its batch is that of all processes together.
+
+    Scoring needs no messages: every process sees whole batches.
+    """
+    if training and torch.is_grad_enabled() and world()[1] > 1:
+        normalised: Tensor = _BatchNorm.apply(x, weight, bias, eps)
+        return normalised
+    return torch.ops.aten.batch_norm.default(x, weight, bias, mean, var, training, momentum, eps, cudnn)
 
 
-@torch.no_grad()
-def share_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replace every gradient by its mean over all processes, as one message."""
-    size = world()[1]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if size == 1 or not gradients:
-        return
-    flat = torch.cat([g.reshape(-1) for g in gradients])
-    dist.all_reduce(flat)
-    flat /= size
-    offset = 0
-    for gradient in gradients:
-        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
-        offset += gradient.numel()
+class _BatchNorm(torch.autograd.Function):
+    """Batch norm over the batch of all processes: one message forwards, one backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        from accelerate.utils import gather
+
+        axes, shape = _layout(x)
+        channels, data = x.shape[1], x.float() if x.dtype != torch.float64 else x
+        own_var, own_mean = torch.var_mean(data, axes, correction=0)
+        count = own_mean.new_full((1,), x.numel() / channels)
+        rows = gather(torch.cat([own_mean, own_var, count])[None])
+        means, variances, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:]
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        scale = ((counts * (variances + (means - mean).square())).sum(0) / total + eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, scale, total)
+        y = (data - mean.view(shape)) * scale.view(shape)
+        if weight is not None:
+            y = y * weight.view(shape)
+        return (y if bias is None else y + bias.view(shape)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from accelerate.utils import reduce
+
+        x, weight, mean, scale, total = ctx.saved_tensors
+        axes, shape = _layout(x)
+        given = gradient.to(mean.dtype)
+        normalised = (x.to(mean.dtype) - mean.view(shape)) * scale.view(shape)
+        own = torch.cat([given.sum(axes), (given * normalised).sum(axes)])
+        whole = reduce(own, "sum") / total
+        channels = len(mean)
+        inner = given - whole[:channels].view(shape) - normalised * whole[channels:].view(shape)
+        factor = scale if weight is None else scale * weight
+        wanted = ctx.needs_input_grad
+        return (
+            (inner * factor.view(shape)).to(x.dtype) if wanted[0] else None,
+            own[channels:].to(weight.dtype) if wanted[1] else None,
+            own[:channels].to(gradient.dtype if weight is None else weight.dtype) if wanted[2] else None,
+            None,
+        )
 
 
-@torch.no_grad()
-def same_start(network: nn.Module) -> None:
-    """Give every process the weights of the first."""
-    if world()[1] > 1:
-        for tensor in [*network.parameters(), *network.buffers()]:
-            dist.broadcast(tensor, 0)
+def _layout(x: Tensor) -> tuple[list[int], list[int]]:
+    """The axes that statistics are taken over, and the shape that spreads channels over ``x`` (n, c, ...)."""
+    return [0, *range(2, x.dim())], [1, -1] + [1] * (x.dim() - 2)

@@ -1,12 +1,14 @@
 """Scores of widths on a trained supernet: the mean of both sides, with batch statistics.
 
 Batch norm uses the statistics of large scoring batches (the paper: 2048), or statistics recalibrated for each
-path on some training batches; never running averages of the supernet, which mix all widths.
+path on some training batches; never running averages of the supernet, which mix all widths. A batch is loaded once
+for many widths, and several processes share the widths among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +16,19 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from bcnet.data.source import Batch, Source
 from bcnet.errors import BcnetError
 from bcnet.space.network import Side
-from bcnet.supernet.supernet import Stats, Supernet
+from bcnet.space.widths import Widths
+from bcnet.supernet import distributed
+from bcnet.supernet.supernet import Plan, Stats, Supernet
 from bcnet.task import Task
 
-Batches = Sequence[tuple[Tensor, Tensor]]
+Kept = list[Batch]
 Floats = NDArray[np.float64]
+
+TOGETHER = 64
+"""Widths that see a batch before the next one is loaded; recalibrated statistics are kept for so many at a time."""
 
 
 @dataclass(frozen=True)
@@ -34,28 +42,40 @@ class Scores:
     extra: dict[str, Floats]
 
 
+@dataclass(frozen=True)
+class _Run:
+    """One path that is being scored."""
+
+    plan: Plan
+    views: list[Tensor]
+    stats: Stats | None
+
+
 class Evaluator:
     """Scores widths of ``net`` on ``batches``; every widths is scored once, however often it is asked for.
 
-    ``recalibrate`` are training batches for batch-norm statistics; without them the scoring batches' own
-    statistics count. ``progress`` is called with (done, all) after every widths.
+    ``batches`` is a source, which is loaded anew as often as needed (validation data of any size), or batches
+    that are kept. ``recalibrate`` are some training batches for batch-norm statistics; without them the scoring
+    batches' own statistics count. Several processes must be given the same batches and ask for the same widths.
     """
 
     def __init__(
         self,
         net: Supernet,
-        batches: Iterable[tuple[Tensor, Tensor]],
+        batches: Source | Iterable[Batch],
         task: Task | None = None,
-        recalibrate: Iterable[tuple[Tensor, Tensor]] = (),
+        recalibrate: Iterable[Batch] = (),
         bf16: bool = False,
     ):
         self.net, self.task, self.bf16 = net, task or Task.classification(), bf16
-        self.batches: Batches = list(batches)
-        self.recalibrate: Batches = list(recalibrate)
-        if not self.batches:
+        self.device = next(net.parameters()).device
+        self.batches: Source | Kept = self._kept(batches) if isinstance(batches, Iterable) else batches
+        self.recalibrate = self._kept(recalibrate)
+        if not len(self.batches):
             raise BcnetError("there is nothing to score on: the validation set is empty")
         self.evaluations = 0
-        self._known: dict[bytes, NDArray[np.float64]] = {}
+        self._known: dict[bytes, Floats] = {}
+        self._checked = False
 
     def __call__(self, widths: ArrayLike) -> float:
         """The score of one widths (L,): the mean of both sides, higher is better."""
@@ -66,64 +86,88 @@ class Evaluator:
         return self.score(widths).score
 
     def score(self, widths: ArrayLike, progress: Callable[[int, int], None] | None = None) -> Scores:
-        """Everything known about widths (n, L)."""
+        """Everything known about widths (n, L). ``progress`` is called with (done, all), counting widths."""
         rows = np.atleast_2d(self.net.space.check(widths))
-        found = []
-        for i, row in enumerate(rows):
-            key = row.tobytes()
-            if key not in self._known:
-                self._known[key] = np.stack([self._measure(row, side) for side in self.net.sides])
-                self.evaluations += 1
-            found.append(self._known[key])
-            if progress is not None:
-                progress(i + 1, len(rows))
-        table = np.stack(found)  # (n, sides, measures)
+        if not len(rows):
+            raise BcnetError("there are no widths to score")
+        new = list({row.tobytes(): row for row in rows if row.tobytes() not in self._known}.values())
+        rank, world = distributed.world()
+        done = len(rows) - len(new)
+        for first in range(0, len(new), TOGETHER * world):
+            chunk = new[first : first + TOGETHER * world]
+            table = np.zeros((len(chunk), len(self.net.sides), 2 + len(self.task.extra)))
+            for share in self._measure(chunk[rank::world], table[rank::world]):
+                if progress is not None:
+                    progress(done + int(share * len(chunk)), len(rows))
+            table = distributed.add_up(table, self.device)
+            self._known |= {row.tobytes(): found for row, found in zip(chunk, table, strict=True)}
+            self.evaluations += len(chunk)
+            done += len(chunk)
+        return self._scores(np.stack([self._known[row.tobytes()] for row in rows]))
+
+    def _scores(self, table: Floats) -> Scores:
+        """From a table (n, sides, measures)."""
         names = ("score", "loss", *(name for name, _ in self.task.extra))
         by_side = {name: table[:, :, k] for k, name in enumerate(names)}
         mean = {name: values.mean(axis=1) for name, values in by_side.items()}
         return Scores(mean["score"], mean["loss"], by_side, {name: mean[name] for name in names[2:]})
 
-    @torch.no_grad()
-    def _measure(self, widths: NDArray[np.int64], side: Side) -> NDArray[np.float64]:
-        """Score, loss and extra scores of one path over all batches, weighted by their sizes."""
-        net, mode = self.net, self.net.training
-        plan = net.plan(widths, side)
-        views = net.views(plan)
-        stats = self._statistics(widths, side) if self.recalibrate else None
-        net.eval()
-        total = torch.zeros(2 + len(self.task.extra), dtype=torch.float64)
-        count = 0
-        try:
-            for x, y in self.batches:
-                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-                    output = net.run(plan, x, views, stats)
-                measures = [
-                    self.task.score(output, y).double().sum(),
-                    self.task.loss(output, y).double() * len(x),
-                    *(extra(output, y).double().sum() for _, extra in self.task.extra),
-                ]
-                total += torch.stack([m.cpu() for m in measures])
-                count += len(x)
-        finally:
-            net.train(mode)
-        return (total / count).numpy()
+    def _measure(self, rows: Sequence[Widths], table: Floats) -> Iterator[float]:
+        """Score, loss and extra scores of ``rows`` over all batches, weighted by their sizes, into ``table``.
 
-    def _statistics(self, widths: NDArray[np.int64], side: Side) -> Stats:
-        """Batch-norm statistics of one path, the plain mean over the recalibration batches."""
-        stats = self.net.fresh_stats(widths)
-        mean = {name: torch.zeros_like(t) for name, t in stats.items()}
-        mode = self.net.training
-        self.net.train()
+        Gives the share that is done after every batch.
+        """
+        if not rows:
+            return
+        runs = [self._run(row, side) for row in rows for side in self.net.sides]
+        total = torch.zeros(len(runs), table.shape[2], dtype=torch.float64, device=self.device)
+        count = 0
+        for number, (x, y) in enumerate(self._loaded(), 1):
+            total += len(x) * torch.stack([self._on_batch(run, x, y) for run in runs])
+            count += len(x)
+            yield number / len(self.batches)
+        table[:] = (total / count).cpu().numpy().reshape(table.shape)
+
+    @torch.no_grad()
+    def _on_batch(self, run: _Run, x: Tensor, y: Tensor) -> Tensor:
+        """Mean score, loss and extra scores of a path on a batch: (measures,)."""
+        with self._mode(training=False):
+            output = self.net.run(run.plan, x, run.views, run.stats)
+        if not self._checked:
+            self.task.check(output, y)
+            self._checked = True
+        scores = [self.task.score, *(extra for _, extra in self.task.extra)]
+        first, *others = [score(output, y).double().mean() for score in scores]
+        return torch.stack([first, self.task.loss(output, y).double(), *others])
+
+    @torch.no_grad()
+    def _run(self, widths: Widths, side: Side) -> _Run:
+        """A path with its batch-norm statistics: the mean over the recalibration batches, if there are any."""
         plan = self.net.plan(widths, side)
         views = self.net.views(plan)
+        if not self.recalibrate:
+            return _Run(plan, views, None)
+        current = self.net.fresh_stats(widths)
+        total = {name: torch.zeros_like(t) for name, t in current.items()}
+        for x, _ in self.recalibrate:
+            with self._mode(training=True):
+                self.net.run(plan, x, views, current)
+            for name, value in current.items():
+                total[name] += value
+        return _Run(plan, views, {name: value / len(self.recalibrate) for name, value in total.items()})
+
+    @contextmanager
+    def _mode(self, training: bool) -> Iterator[None]:
+        before = self.net.training
+        self.net.train(training)
         try:
-            for x, _ in self.recalibrate:
-                # One forward pass moves fresh statistics by the momentum m: s = (1 - m) s0 + m * batch's.
-                current = self.net.fresh_stats(widths)
-                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-                    self.net.run(plan, x, views, current)
-                for name, value in current.items():
-                    mean[name] += value
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+                yield
         finally:
-            self.net.train(mode)
-        return self.net.undo_momentum({n: m / len(self.recalibrate) for n, m in mean.items()})
+            self.net.train(before)
+
+    def _loaded(self) -> Iterator[Batch]:
+        return iter(self.batches) if isinstance(self.batches, list) else self.batches.batches(0, 0, self.device)
+
+    def _kept(self, batches: Iterable[Batch]) -> Kept:
+        return [(x.to(self.device), y.to(self.device)) for x, y in batches]

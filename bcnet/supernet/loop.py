@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,6 +90,12 @@ class Loop(ABC):
     def identity(self) -> Any:
         """What tells this training's checkpoints from those of another network: JSON."""
 
+    def check(self, x: Tensor, y: Tensor) -> None:  # noqa: B027, checking is optional
+        """Raise a :class:`BcnetError` where the network does not suit the first batch."""
+
+    def record(self, losses: Tensor) -> None:  # noqa: B027, recording is optional
+        """See the losses of a step, (p,), the mean over all processes."""
+
     def averaged(self) -> Iterable[Any]:
         """The tensors that ``ema`` averages."""
         return self.net.parameters()
@@ -104,14 +111,17 @@ class Loop(ABC):
         """Train to the end of the schedule, or of its first ``epochs``; goes on where a checkpoint is."""
         if self.folder is not None and checkpoint.exists(self.folder):
             self.restore(self.folder)
-        torch.manual_seed(self.config.seed + self.step)
+        if not distributed.agree(self.step, self.device):
+            raise BcnetError(f"the processes found different checkpoints: {self.folder} must be one folder for all")
         self.net.train()
         steps, saved = (epochs or self.recipe.epochs) * self.per_epoch, time.monotonic()
         recent: list[Tensor] = []
-        for x, y in self._batches(steps):
+        for number, (x, y) in enumerate(self._batches(steps)):
+            if number == 0:
+                self.check(x, y)
             rate = self.recipe.rate(self.step, self.per_epoch)
             set_rate(self.optimizer, rate)
-            torch.manual_seed(self.config.seed + self.step)
+            torch.manual_seed(step_seed(self.config.seed, self.step))
             losses = self._step(x, y)
             self.step += 1
             recent.append(losses)
@@ -121,7 +131,8 @@ class Loop(ABC):
             if self.step % self.per_epoch == 0:
                 self._end_epoch(rate)
             if progress is not None:
-                progress(Progress(self.step, steps, (self.step - 1) // self.per_epoch, rate, len(x), losses))
+                epoch = (self.step - 1) // self.per_epoch
+                self._tell(progress, Progress(self.step, steps, epoch, rate, len(x), losses))
             due = time.monotonic() - saved > 60 * self.config.checkpoint_minutes
             if self.folder is not None and (due or self.step == steps):
                 self._check_finite(torch.cat([losses, *recent]))
@@ -157,8 +168,8 @@ class Loop(ABC):
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         """One optimizer step; the losses, (p,)."""
-        losses = self._learn_within_memory(x, y)
-        distributed.share_gradients(self.net.parameters())
+        losses = distributed.average(self.net.parameters(), self._learn_within_memory(x, y))
+        self.record(losses)
         if self.recipe.clip:
             torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
         self.optimizer.step()
@@ -173,8 +184,13 @@ class Loop(ABC):
             try:
                 return self.learn(x, y)
             except RuntimeError as error:
-                if not out_of_memory(error) or distributed.world()[1] > 1:
+                if not out_of_memory(error):
                     raise
+                if distributed.world()[1] > 1:
+                    raise BcnetError(
+                        f"a share of {len(x)} images does not fit into the memory of {self.device}: lower the batch "
+                        f"size, use bf16, or train fewer paths a step; {self._kept()}"
+                    ) from error
             self.parts *= 2
             torch.cuda.empty_cache()
             warnings.warn(
@@ -192,14 +208,34 @@ class Loop(ABC):
         self.sum.zero_()
         self.history.append((self.step // self.per_epoch, mean, rate))
 
+    def _tell(self, progress: Callable[[Progress], None], state: Progress) -> None:
+        """Call back; who wishes to stop raises KeyboardInterrupt there, and loses nothing."""
+        try:
+            progress(state)
+        except KeyboardInterrupt:
+            self._save()
+            raise
+
     def _check_finite(self, losses: Tensor) -> None:
         if not bool(torch.isfinite(losses).all()):
-            kept = "nothing was saved yet" if self.folder is None else f"the last good checkpoint is in {self.folder}"
-            rate = self.recipe.rate(self.step - 1, self.per_epoch)
-            raise BcnetError(
-                f"the loss became infinite or no number by step {self.step} (learning rate {rate:.4g}): {kept}; "
-                "lower lr, add warmup or clip the gradient"
-            )
+            raise BcnetError(self._diverged("loss"))
+
+    def _check_weights(self) -> None:
+        """A finite loss can leave weights that are not, and these must not become the last checkpoint."""
+        norms = torch._foreach_norm([p.detach() for p in self.net.parameters()])
+        if not bool(torch.isfinite(torch.stack(list(norms))).all()):
+            raise BcnetError(self._diverged("weights"))
+
+    def _diverged(self, what: str) -> str:
+        rate = self.recipe.rate(self.step - 1, self.per_epoch)
+        return (
+            f"the {what} became infinite or no number by step {self.step} (learning rate {rate:.4g}): {self._kept()}; "
+            "lower lr, add warmup or clip the gradient"
+        )
+
+    def _kept(self) -> str:
+        saved = self.folder is not None and checkpoint.exists(self.folder)
+        return f"the last good checkpoint is in {self.folder}" if saved else "nothing was saved yet"
 
     def _tree(self) -> dict[str, Any]:
         average = self.average
@@ -216,6 +252,7 @@ class Loop(ABC):
         }
 
     def _save(self) -> None:
+        self._check_weights()
         if distributed.world()[0] == 0 and self.folder is not None:
             checkpoint.save(self.folder, *checkpoint.pack(self._tree()))
 
@@ -226,6 +263,10 @@ class Loop(ABC):
             raise BcnetError(f"the checkpoint in {folder} is of another network: choose another folder")
         self.net.load_state_dict(tree["net"])
         self.optimizer.load_state_dict(tree["optimizer"])
+        for parameter, kept in self.optimizer.state.items():
+            for name, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    kept[name] = torch.empty_like(parameter).copy_(value)  # in the parameter's memory format
         self.step, self.history = tree["step"], [(int(e), a, b) for e, a, b in tree["history"]]
         self.sum.fill_(tree["sum"])
         self.parts = tree["parts"]
@@ -239,3 +280,8 @@ class Loop(ABC):
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether an error of torch's says that a device has no memory left."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of torch's own random numbers (dropout) in a step; processes differ, since their images do."""
+    return int(np.random.SeedSequence([seed, step, distributed.world()[0]]).generate_state(1)[0])

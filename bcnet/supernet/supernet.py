@@ -20,9 +20,10 @@ from torch import Tensor, fx, nn
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
+from bcnet.space.coupling import bind
 from bcnet.space.network import NetworkSpace, Side
 from bcnet.space.resize import sliced
-from bcnet.space.rewrite import Slot, bind, put, rewrite
+from bcnet.space.rewrite import Slot, put, rewrite
 from bcnet.supernet import distributed
 from bcnet.supernet.principle import Principle, get_principle
 
@@ -88,7 +89,7 @@ class Supernet(nn.Module):
         """The output of one path on ``x`` (n, C, H, W).
 
         Batch norm uses the statistics of this batch; or those in ``stats`` (see :meth:`fresh_stats`), which
-        it updates in training mode and reads in evaluation mode.
+        it sets to this batch's in training mode and reads in evaluation mode.
         """
         plan = self.plan(widths, side)
         return self.run(plan, x, self.views(plan), stats)
@@ -138,14 +139,6 @@ class Supernet(nn.Module):
             for i, name in self._engine.statistics.items()
         }
 
-    def undo_momentum(self, stats: Stats) -> Stats:
-        """Batch statistics from fresh ones that batch norm has moved towards them once by its momentum."""
-        found = {}
-        for name, value in stats.items():
-            start = 1.0 if name.endswith("var") else 0.0
-            found[name] = start + (value - start) / self._engine.momentum[name]
-        return found
-
 
 def _find(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """The dictionary that holds a parameter or buffer, and its key: survives ``net.to(...)``."""
@@ -165,6 +158,11 @@ class _Engine:
     """The captured graph as one Python function of (inputs, state, sizes, flags)."""
 
     def __init__(self, space: NetworkSpace, tapped: bool = False):
+        if len(space.graph.inputs) != 1:
+            raise BcnetError(
+                f"{type(space.model).__name__} takes {len(space.graph.inputs)} inputs, but a supernet is trained on one"
+                ": wrap it in a module that takes a single tensor"
+            )
         if not space.graph.dynamic:
             raise BcnetError(
                 f"the graph of {type(space.model).__name__} was captured for batches of {space.graph.batch} only: "
@@ -173,7 +171,6 @@ class _Engine:
         self.names: list[str] = []
         self.sizes = sorted({slot.size for slot in space.slots}, key=lambda s: (s.constant, s.terms))
         self.statistics: dict[int, str] = {}
-        self.momentum: dict[str, float] = {}
         self.tapped = tapped
         self.call = self._compile(space)
         self.axes = [space.coupling.axes.get(name) for name in self.names]
@@ -218,25 +215,23 @@ class _Engine:
         return call
 
     def _free_batch_norm(self, graph: fx.Graph, given: dict[str, fx.Node]) -> None:
-        """Batch norm takes its statistics as arguments, and its mode (like dropout's) as a flag."""
+        """Batch norm takes its statistics as arguments, and its mode (like dropout's) as a flag; a momentum of 1
+        makes the statistics it leaves behind those of the batch."""
         for node in list(graph.nodes):
             if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
                 continue
             args = bind(node.target, node.args, node.kwargs)
             name = node.target._schema.name
-            if name == "aten::batch_norm" and args["running_mean"] is not None:
-                for buffer in (args["running_mean"], args["running_var"]):
-                    number = buffer.args[1]
-                    self.statistics[number] = self.names[number]
-                    self.momentum[self.names[number]] = args["momentum"]
-                node.args = tuple({**args, "training": given["batch_"]}.values())
-                node.kwargs = {}
-                if distributed.world()[1] > 1:
-                    node.target = distributed.batch_norm
+            if name == "aten::batch_norm":
+                node.target = distributed.batch_norm
+                if args["running_mean"] is not None:
+                    for buffer in (args["running_mean"], args["running_var"]):
+                        self.statistics[buffer.args[1]] = self.names[buffer.args[1]]
+                    args |= {"training": given["batch_"], "momentum": 1.0}
+                node.args, node.kwargs = tuple(args.values()), {}
                 if self.tapped and args["weight"] is not None:
                     with graph.inserting_after(node):
                         changed = graph.call_function(_tap, (given["tap_"], node, self.names[args["weight"].args[1]]))
                     node.replace_all_uses_with(changed, lambda user, tapped=changed: user is not tapped)
             elif "dropout" in name:
-                node.args = tuple({**args, "train": given["train_"]}.values())
-                node.kwargs = {}
+                node.args, node.kwargs = tuple({**args, "train": given["train_"]}.values()), {}

@@ -31,7 +31,7 @@ class SupernetTraining:
     """How a supernet is trained.
 
     ``backward``: ``path`` differentiates each path before the next one runs (least memory), ``step`` all
-    together (the paper's form, and what in-place distillation has a teacher for either way).
+    together; the gradients are the same. ``checkpoint_minutes`` lie between checkpoints.
     """
 
     strategy: Strategy = field(default_factory=Strategy)
@@ -40,6 +40,14 @@ class SupernetTraining:
     backward: Literal["path", "step"] = "path"
     checkpoint_minutes: float = 5.0
     channels_last: bool = True
+
+    def __post_init__(self) -> None:
+        if self.backward not in ("path", "step"):
+            raise BcnetError(f"backward is {self.backward!r}, but it must be path or step")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise BcnetError(f"seed is {self.seed!r}, but it must be a whole number of at least 0")
+        if not self.checkpoint_minutes >= 0:
+            raise BcnetError(f"checkpoint_minutes is {self.checkpoint_minutes}, but it must not be negative")
 
 
 @dataclass(frozen=True)
@@ -81,30 +89,49 @@ class _Trainer(Loop):
         self.task = task or Task.classification(self.recipe.label_smoothing)
         self.gradients = PathGradients(net)
         self.log = LossLog(len(net.space))
+        self.trained: list[tuple[int, ...]] = []
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         rng = step_rng(self.config.seed, self.step)
         paths = self.config.strategy.paths(self.step, rng, self.net.space, self.net.principle)
         self.gradients.zero()
-        losses = torch.stack([self._run_paths(paths, *part) for part in self.split(x, y)]).sum(0)
-        self.log.append(self.step, [p.widths for p in paths], losses)
-        return losses
+        self.trained = [path.widths for path in paths]
+        return torch.stack([self._run_paths(paths, *part) for part in self.split(x, y)]).sum(0)
+
+    def record(self, losses: Tensor) -> None:
+        self.log.append(self.step, self.trained, losses)
+
+    @torch.no_grad()
+    def check(self, x: Tensor, y: Tensor) -> None:
+        wanted = tuple(self.net.space.example[0].shape[1:])
+        if x.shape[1:2] != wanted[:1] or x.dim() != len(wanted) + 1:
+            raise BcnetError(
+                f"the network was traced on inputs of shape {wanted}, but the data gives {tuple(x.shape[1:])}: "
+                "trace it on an example of this data, or change its first layer"
+            )
+        with self.autocast():
+            output = self.net(x, self.net.space.min)
+        self.task.check(output, y)
+        if self.config.strategy.sandwich and self.task.distil is None:
+            raise BcnetError("in-place distillation needs a task with a `distil` loss: give it, or use no sandwich")
 
     def _run_paths(self, paths: list[Path], x: Tensor, y: Tensor, share: float) -> Tensor:
         """Run all paths on a part of a batch; that part's share of their losses, (p,)."""
         losses: list[Tensor] = []
         pending: list[Tensor] = []
         runs: list[tuple[Any, list[Tensor]]] = []
-        teacher: Any = None
+        teachers: dict[str, Any] = {}
         for path in paths:
             plan = self.net.plan(path.widths, path.side)
             leaves = self.gradients.leaves(plan)
             with self.autocast():
                 output = self.net.run(plan, x, leaves)
                 loss = self.task.loss(output, y)
-                learnt = loss if path.learns == "labels" or teacher is None else self._distil(output, teacher)
+                learnt = loss
+                if path.learns == "teacher" and self.task.distil is not None:
+                    learnt = self.task.distil(output, teachers[path.side])
             if path.learns == "labels":
-                teacher = torch.utils._pytree.tree_map(lambda t: t.detach(), output)
+                teachers[path.side] = torch.utils._pytree.tree_map(lambda t: t.detach(), output)
             losses.append(loss.detach() * share)
             pending.append(learnt * (path.weight * share))
             runs.append((plan, leaves))
@@ -112,11 +139,6 @@ class _Trainer(Loop):
                 self.gradients.backward(torch.stack(pending).sum(), runs)
                 pending, runs = [], []
         return torch.stack(losses).float()
-
-    def _distil(self, output: Any, teacher: Any) -> Tensor:
-        if self.task.distil is None:
-            raise BcnetError("in-place distillation needs a task with a `distil` loss: give it, or use no sandwich")
-        return self.task.distil(output, teacher)
 
     def identity(self) -> Any:
         return [self.net.principle.name, [list(v.candidates) for v in self.net.space.variables]]
