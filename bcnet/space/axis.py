@@ -88,11 +88,10 @@ def parse(members: np.ndarray, counts: Sequence[int]) -> Axis | int:
     """
     segments: list[Segment] = []
     position, n = 0, len(members)
+    ends = np.append(np.flatnonzero((members[1:] != members[:-1]).any(axis=1)) + 1, n)
     while position < n:
         variable = int(members[position, 0])
-        run = 1
-        while position + run < n and (members[position + run] == members[position]).all():
-            run += 1
+        run = int(ends[np.searchsorted(ends, position, side="right")]) - position
         if variable < 0:
             segments.append(Segment(None, run))
             position += run

@@ -54,7 +54,8 @@ def capture(model: nn.Module, example: Tensor | Sequence[Tensor], *, training: b
         dynamic = False
     signature = program.graph_signature
     state_of = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    constants = {name: program.constants[target] for name, target in signature.inputs_to_lifted_tensor_constants.items()}
+    lifted = signature.inputs_to_lifted_tensor_constants
+    constants = {name: program.constants[target] for name, target in lifted.items()}
     dynamic = dynamic and any(
         isinstance(node.meta["val"].shape[0], torch.SymInt)
         for node in program.graph.nodes

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import coo_matrix
 from torch import Tensor, fx
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis, Size, parse
 from bcnet.space.capture import Capture
-from bcnet.space.labels import Links, Value, along, shrink, varying, vector
+from bcnet.space.labels import Links, Value, along, settle, shrink, varying, vector
 from bcnet.space.operators import RULES, Call
 
 Dim = tuple[str, int]
@@ -93,7 +94,8 @@ class _Walk:
                 self.values[node] = self._call(node)
             elif node.op == "output":
                 for value in _tensors(fx.node.map_aggregate(node.args, self._resolve)):
-                    self.links.fix(value, "it is the network's output")
+                    for layer in value.layers:
+                        self.links.fix(layer, "it is the network's output")
 
     def _placeholder(self, node: fx.Node) -> Any:
         name = self.capture.state_of.get(node.name)
@@ -111,8 +113,8 @@ class _Walk:
         return Value(shape, tuple(layers), True)
 
     def _call(self, node: fx.Node) -> Any:
-        args = fx.node.map_aggregate(node.args, self._resolve)
-        kwargs = fx.node.map_aggregate(node.kwargs, self._resolve)
+        args: Any = fx.node.map_aggregate(node.args, self._resolve)
+        kwargs: Any = fx.node.map_aggregate(node.kwargs, self._resolve)
         if node.target is operator.getitem:
             return args[0][args[1]]
         val = node.meta.get("val")
@@ -148,7 +150,7 @@ class _Walk:
                 stacklevel=2,
             )
             for value in call.values():
-                self.links.fix(value, f"{where}: operator {name} is unknown to bcnet")
+                call.fixed(value, f"operator {name} is unknown to bcnet")
             result = [Value(shape) for shape in shapes]
         if many:
             return result if isinstance(result, list) else [result]
@@ -232,7 +234,7 @@ def _fix_ignored(walk: _Walk, ignore: tuple[str, ...]) -> None:
             if fnmatch.fnmatchcase(layer, pattern) or fnmatch.fnmatchcase(name, pattern):
                 used[pattern] = True
                 if axis == 0:
-                    walk.links.fix(Value(tuple(labels.shape), (labels,)), f"{layer} is ignored")
+                    walk.links.fix(labels, f"{layer} is ignored")
     for pattern, found in used.items():
         if not found:
             raise BcnetError(f"ignore names {pattern!r}, but no layer of the network is called so")
@@ -254,8 +256,7 @@ class _Grouping:
                 break
             for variable, where in spoiled.items():
                 members = np.flatnonzero(self.member[:, 0] == variable)
-                labels = torch.from_numpy(members)
-                self.walk.links.fix(Value(tuple(labels.shape), (labels,)), f"its channels are mixed in {where}")
+                self.walk.links.fix(torch.from_numpy(members), f"its channels are mixed in {where}")
         if not self.counts:
             raise BcnetError(
                 "this network has no channel dimension that could vary; is it a convolutional network, "
@@ -276,16 +277,15 @@ class _Grouping:
 
     def _group(self) -> None:
         """``member`` (labels, 2): variable and unit of every label, -1 where fixed; ``counts``: units."""
-        signature: dict[int, list[int]] = {}
-        first: dict[int, tuple[int, int]] = {}
-        for number, dim in enumerate(self.order):
-            for place, c in enumerate(self.classes[self.walk.labels[dim].numpy()]):
-                if c:
-                    signature.setdefault(c, []).append(number)
-                    first.setdefault(c, (number, place))
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for c in sorted(first, key=lambda c: first[c]):
-            groups.setdefault(tuple(signature[c]), []).append(c)
+        rows = [self.classes[self.walk.labels[dim].numpy()] for dim in self.order]
+        where = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        classes, first = np.unique(np.concatenate(rows), return_index=True)
+        uses = coo_matrix((np.ones(len(where), dtype=np.int64), (np.concatenate(rows), where))).tocsr()
+        groups: dict[bytes, list[int]] = {}
+        for c in classes[np.argsort(first)].tolist():
+            if c:
+                span = slice(uses.indptr[c], uses.indptr[c + 1])
+                groups.setdefault(uses.indices[span].tobytes() + uses.data[span].tobytes(), []).append(c)
         kept = [g for g in groups.values() if len(g) > 1]
         self.counts = [len(g) for g in kept]
         place_of = np.full((self.classes.max() + 1, 2), -1, dtype=np.int64)
@@ -293,6 +293,7 @@ class _Grouping:
             for unit, c in enumerate(members):
                 place_of[c] = variable, unit
         self.member = place_of[self.classes]
+        self.places = torch.from_numpy(place_of[:, 0] * (len(place_of) + 1) + place_of[:, 1])[self.classes]
 
     def _spoiled(self) -> dict[int, str]:
         """Variables some axis cannot be described with, and where."""
@@ -316,15 +317,21 @@ class _Grouping:
         return spoiled
 
     def _size(self, value: Value, axis: int) -> Size | int:
-        """The size of an axis, or the variable of which it holds only a part."""
-        for layer in value.layers:
-            small = shrink(layer)[0]
-            if small.shape[axis] == 1:
-                continue
-            member = torch.from_numpy(self.member[:, 0] * (len(self.member) + 1) + self.member[:, 1])[small]
-            if axis in varying(member):
-                return self._count(vector(small, axis).numpy())
-        return Size(value.shape[axis])
+        """The size of an axis, or the variable of which it holds only a part or that shares it with another."""
+        rows = [row for layer in value.layers if (row := self._row(layer, axis)) is not None]
+        places = self.places.numpy()
+        if any(not np.array_equal(places[rows[0]], places[row]) for row in rows[1:]):
+            return int(max(self.member[rows[-1], 0]))
+        return self._count(rows[0]) if rows else Size(value.shape[axis])
+
+    def _row(self, layer: Tensor, axis: int) -> np.ndarray | None:
+        """The labels of a layer along an axis, or None where their variables and units do not differ along it."""
+        if axis not in varying(layer):
+            return None
+        small = shrink(layer)[0]
+        if axis not in varying(settle(self.places[small])):
+            return None
+        return vector(small, axis).numpy()
 
     def _count(self, labels: np.ndarray) -> Size | int:
         variables, numbers = np.unique(self.member[labels, 0], return_counts=True)
@@ -348,7 +355,7 @@ class _Grouping:
 
     def _prefixes(self) -> dict[str, Callable[[int, int], Size]]:
         """Node name to a function (axis, position) -> how many channels lie before that position."""
-        found = {}
+        found: dict[str, Callable[[int, int], Size]] = {}
         for node, value in self.walk.values.items():
             if isinstance(value, Value) and value.layers:
                 found[node.name] = partial(self._prefix, value)
@@ -382,10 +389,10 @@ class _Grouping:
 
     def _fixed(self) -> tuple[tuple[str, str], ...]:
         """Layers whose output was fixed, with the reason; the network's output itself is not listed."""
-        owner = {int(label): dim for dim, labels in self.walk.labels.items() for label in labels.tolist()}
+        owners = [(int(labels[0]), int(labels[-1]), dim) for dim, labels in self.walk.labels.items()]
         rows: dict[str, str] = {}
         for label, why in self.walk.links.reasons:
-            name, axis = owner.get(label, ("", 1))
+            name, axis = next((dim for low, high, dim in owners if low <= label <= high), ("", 1))
             if axis == 0 and "kernel" not in why:
                 rows.setdefault(name.rpartition(".")[0] or name, why)
         return tuple(rows.items())

@@ -25,23 +25,24 @@ FIXED = 1
 class Value:
     """A tensor of the graph as the analysis sees it: its shape and label layers.
 
-    ``static`` marks what depends on parameters and constants only, never on the network's input.
+    Layers are kept settled (see :func:`settle`), and only where their labels differ somewhere. ``static``
+    marks what depends on parameters and constants only, never on the network's input.
     """
 
     shape: tuple[int, ...]
     layers: tuple[Tensor, ...] = ()
     static: bool = False
 
+    def __post_init__(self) -> None:
+        settled = (settle(layer) for layer in self.layers)
+        object.__setattr__(self, "layers", tuple(layer for layer in settled if varying(layer)))
+
     def map(self, move: Callable[[Tensor], Tensor]) -> Value:
         """The value after a data movement, applied to every layer."""
         if not self.layers:
             return Value(tuple(move(torch.empty(self.shape, device="meta")).shape), (), self.static)
         layers = tuple(move(layer) for layer in self.layers)
-        return Value(tuple(layers[0].shape), layers, self.static).pruned()
-
-    def pruned(self) -> Value:
-        """Without layers that vary nowhere: they say nothing."""
-        return Value(self.shape, tuple(layer for layer in self.layers if varying(layer)), self.static)
+        return Value(tuple(layers[0].shape), layers, self.static)
 
 
 @dataclass
@@ -69,11 +70,10 @@ class Links:
         lonely = np.concatenate([left[(left > 0) & (right == 0)], right[(right > 0) & (left == 0)]])
         self._fix(lonely, why)
 
-    def fix(self, value: Value, why: str) -> None:
-        """Fix every label of a value."""
-        for layer in value.layers:
-            small = shrink(layer)[0].reshape(-1).numpy()
-            self._fix(small[small > 0], why)
+    def fix(self, layer: Tensor, why: str) -> None:
+        """Fix every label of a layer."""
+        small = shrink(layer)[0].reshape(-1).numpy()
+        self._fix(small[small > 0], why)
 
     def _fix(self, labels: np.ndarray, why: str) -> None:
         if labels.size:
@@ -93,16 +93,23 @@ class Links:
         return np.unique(renumbered, return_inverse=True)[1].reshape(-1)
 
 
-def varying(layer: Tensor) -> tuple[int, ...]:
-    """The axes along which a layer's labels differ."""
-    axes = []
+def settle(layer: Tensor) -> Tensor:
+    """The layer with every axis along which its labels do not differ as an expanded view (stride 0)."""
+    small = layer
     for axis in range(layer.dim()):
-        if layer.shape[axis] > 1 and layer.stride(axis) != 0:
-            small = shrink(layer)[0]
-            first = small.narrow(axis, 0, 1)
-            if small.shape[axis] > 1 and not torch.equal(first.expand_as(small), small):
-                axes.append(axis)
-    return tuple(axes)
+        if layer.shape[axis] > 1 and (layer.stride(axis) == 0 or _constant(small, axis)):
+            small = small.narrow(axis, 0, 1)
+    return small.contiguous().expand(layer.shape)
+
+
+def _constant(layer: Tensor, axis: int) -> bool:
+    first = layer.narrow(axis, 0, 1)
+    return torch.equal(first, layer.narrow(axis, 1, 1)) and torch.equal(first.expand_as(layer), layer)
+
+
+def varying(layer: Tensor) -> tuple[int, ...]:
+    """The axes along which a settled layer's labels differ."""
+    return tuple(a for a, (n, step) in enumerate(zip(layer.shape, layer.stride(), strict=True)) if n > 1 and step)
 
 
 def along(labels: Tensor, axis: int, shape: Sequence[int]) -> Tensor:
@@ -125,5 +132,3 @@ def shrink(*layers: Tensor) -> tuple[Tensor, ...]:
         if layers[0].shape[axis] > 1 and all(layer.stride(axis) == 0 for layer in layers):
             layers = tuple(layer.narrow(axis, 0, 1) for layer in layers)
     return layers
-
-

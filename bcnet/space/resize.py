@@ -54,7 +54,8 @@ def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], un
     """A copy of ``template`` with empty parameters and the attributes of ``units`` (not yet initialised)."""
     network = copy.deepcopy(template)
     tied: dict[int, nn.Parameter | Tensor] = {}
-    for name, old in [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]:
+    parameters = network.named_parameters(remove_duplicate=False)
+    for name, old in [*parameters, *network.named_buffers(remove_duplicate=False)]:
         if name in axes:
             if id(old) not in tied:
                 new = torch.empty(shape_at(axes[name], units), dtype=old.dtype, device=old.device)

@@ -16,9 +16,10 @@ from torch import Tensor, fx, nn
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.coupling import Coupling, bind, layer_of
-from bcnet.space.operators import drops_whole_groups
+from bcnet.space.operators.products import drops_whole_groups
 
 _SHAPED = {"aten::view": "size", "aten::reshape": "shape", "aten::_unsafe_view": "size", "aten::expand": "size"}
+INFERRED = Size(-1)  # the one size of a view that torch works out itself
 _CONVOLUTIONS = tuple(f"aten::conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))
 
 
@@ -43,7 +44,7 @@ def slots(capture: Capture, coupling: Coupling) -> tuple[Slot, ...]:
     for node in capture.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             for name, item, full, size in _sizes_of(node, coupling):
-                if size.terms:
+                if size.terms or size == INFERRED:
                     found.append(Slot(node, name, item, full, size))
     return tuple(found)
 
@@ -55,10 +56,11 @@ def _sizes_of(node: fx.Node, coupling: Coupling) -> Iterator[tuple[str, int | No
     args = bind(target, node.args, node.kwargs)
     rows = coupling.sizes[node.name]
     if kind in _SHAPED:
-        wanted = args[_SHAPED[kind]]
-        for i, n in enumerate(wanted):
+        for i, n in enumerate(args[_SHAPED[kind]]):
             if isinstance(n, int) and n > 0:
                 yield _SHAPED[kind], i, n, rows[0][i]
+            elif isinstance(n, fx.Node) and rows[0][i].terms:  # channels merged with the batch
+                yield _SHAPED[kind], i, -1, INFERRED
     elif kind == "aten::unflatten":
         dim = args["dim"] % len(coupling.sizes[args["self"].name][0])
         for i, n in enumerate(args["sizes"]):
@@ -73,7 +75,7 @@ def _sizes_of(node: fx.Node, coupling: Coupling) -> Iterator[tuple[str, int | No
                 yield "split_sizes", i, n, rows[i][dim]
     elif kind in ("aten::slice", "aten::narrow"):
         yield from _slice_sizes(kind, args, coupling)
-    elif kind in _CONVOLUTIONS and args["groups"] > 1:
+    elif kind in _CONVOLUTIONS and isinstance(args["groups"], int) and args["groups"] > 1:
         inputs = args["input"].name
         per = (coupling.full(inputs, 1) // args["groups"], coupling.full(node.name, 1) // args["groups"])
         yield from _group_sizes("groups", args["groups"], coupling.sizes[inputs][0][1], per)
@@ -214,7 +216,7 @@ def follow_training_mode(graph: fx.Graph) -> None:
         if name == "training" and args.get("running_mean") is None:
             continue
         node.args = tuple(args.values())[: position + 1]
-        rest = {k: v for k, v in list(args.items())[position + 1 :]}
+        rest = dict(list(args.items())[position + 1 :])
         node.update_arg(position, mode)
         node.kwargs = rest
 

@@ -1,0 +1,129 @@
+"""What a rule works with: the call of an operator, and the ways channels of its tensors can meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bcnet.space.labels import Links, Value, shrink, varying, vector
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call: its arguments by the names of its schema, tensors as :class:`Value`."""
+
+    links: Links
+    args: dict[str, Any]
+    shapes: tuple[tuple[int, ...], ...]
+    where: str
+    run: Callable[..., Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the (first) tensor the operator makes."""
+        return self.shapes[0]
+
+    def value(self, name: str) -> Value:
+        found = self.args[name]
+        assert isinstance(found, Value), f"{name} of {self.where} is no tensor"
+        return found
+
+    def axis(self, name: str = "dim", of: str = "self") -> int:
+        """The argument ``name``, an axis of the tensor ``of``, counted from the front."""
+        return int(self.args[name]) % max(1, len(self.value(of).shape))
+
+    def values(self) -> list[Value]:
+        """All tensors among the arguments."""
+        found = [a for a in self.args.values() if isinstance(a, Value)]
+        for a in self.args.values():
+            if isinstance(a, (list, tuple)):
+                found.extend(v for v in a if isinstance(v, Value))
+        return found
+
+    def together(self, *names: str) -> Value:
+        """The named tensors (all, if none is named) broadcast to the output, element for element."""
+        values = [self.value(n) for n in names if self.args.get(n) is not None] if names else self.values()
+        return together(self.links, values, self.shape, self.where)
+
+    def agree(self, a: Value | None, axis_a: int, b: Value | None, axis_b: int) -> None:
+        """Two axes of equal size must keep the same channels."""
+        if a is None or b is None:
+            return
+        left, right = labels_along(a, axis_a), labels_along(b, axis_b)
+        if left is None and right is None:
+            return
+        none = torch.zeros(a.shape[axis_a], dtype=torch.int64)
+        why = f"{self.where} joins it with a fixed axis"
+        self.links.link(none if left is None else left, none if right is None else right, why)
+
+    def carry(self, value: Value, shape: tuple[int, ...] | None = None) -> Value:
+        """``value`` with other extents on axes its labels do not vary along (pooling, padding, resizing)."""
+        shape = self.shape if shape is None else shape
+        layers = []
+        for layer in value.layers:
+            axes = varying(layer)
+            if len(value.shape) == len(shape) and all(value.shape[a] == shape[a] for a in axes):
+                for axis in set(range(len(shape))) - set(axes):
+                    layer = layer.narrow(axis, 0, 1)
+                layers.append(layer.expand(shape))
+            else:
+                self.fixed(layer, "it changes the size of this axis")
+        return Value(shape, tuple(layers), value.static)
+
+    def fixed(self, what: Value | Tensor, why: str) -> None:
+        """Keep all channels of a value, or of one layer, at full width."""
+        for layer in what.layers if isinstance(what, Value) else (what,):
+            self.links.fix(layer, f"{self.where}: {why}")
+
+
+Rule = Callable[[Call], "Value | list[Value]"]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators named as torch names them, e.g. ``aten::conv2d``."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def together(links: Links, values: Sequence[Value], shape: tuple[int, ...], where: str) -> Value:
+    """Broadcast ``values`` to ``shape`` and link labels that meet; labels that meet none are fixed."""
+    why = f"{where} joins it with something of fixed size"
+    layers: list[Tensor] = []
+    seen: list[tuple[int, ...]] = []
+    for value in values:
+        padded = (1,) * (len(shape) - len(value.shape)) + value.shape
+        unmet = list(layers)
+        for layer in (own.reshape(padded).expand(shape) for own in value.layers):
+            axes = set(varying(layer))
+            met = [other for other in layers if axes & set(varying(other))]
+            if any(torch.equal(*shrink(layer, other)) for other in met):
+                unmet = [other for other in unmet if not torch.equal(*shrink(layer, other))]
+                continue
+            for other in met:
+                links.link(layer, other, why)
+            unmet = [other for other in unmet if not any(other is m for m in met)]
+            if not met:
+                if any(all(extent[a] > 1 for a in axes) for extent in seen):
+                    links.fix(layer, why)
+                layers.append(layer)
+        for other in unmet:
+            if all(padded[a] > 1 for a in varying(other)):
+                links.fix(other, why)
+        seen.append(padded)
+    return Value(shape, tuple(layers), all(v.static for v in values))
+
+
+def labels_along(value: Value | None, axis: int) -> Tensor | None:
+    """The labels (n,) along ``axis``, or None where the axis carries none."""
+    found = [layer for layer in value.layers if axis in varying(layer)] if value is not None else []
+    return vector(found[0], axis) if found else None
