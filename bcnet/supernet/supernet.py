@@ -8,6 +8,7 @@ be traced. Batch norm has one affine pair per channel, shared by both sides, and
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,13 @@ class Supernet(nn.Module):
     def sides(self) -> tuple[Side, ...]:
         """The sides that differ from each other under this principle."""
         return self._principle.sides
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Supernet:
+        """A supernet with weights of its own; what describes the network is shared."""
+        memo |= {id(shared): shared for shared in (self._space, self._engine)}
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return twin
 
     def plan(self, widths: ArrayLike, side: Side = "left") -> Plan:
         checked = self._space.check(widths)

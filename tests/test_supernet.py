@@ -1,0 +1,283 @@
+"""A path of a supernet is the plain network of the same widths, weights and side: outputs and gradients."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from architectures import ARCHITECTURES, Concat, Grouped, example
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+from bcnet.space.network import NetworkSpace, Side, trace
+from bcnet.space.widths import Widths
+from bcnet.supernet.gradients import PathGradients
+from bcnet.supernet.principle import PRINCIPLES
+from bcnet.supernet.supernet import Supernet
+
+NAMES = [principle.name for principle in PRINCIPLES]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*itself does not run at other widths.*")
+        yield
+    torch.set_num_threads(before)
+
+
+@cache
+def space_of(name: str) -> NetworkSpace:
+    torch.manual_seed(0)
+    return trace(ARCHITECTURES[name]().double(), example(name), groups=4, base=2)
+
+
+def some_widths(space: NetworkSpace) -> list[Widths]:
+    return [space.min, space.sample(np.random.default_rng(len(space)))[0], space.max]
+
+
+def randomised(net: Supernet) -> Supernet:
+    """Affine parameters and biases that differ from channel to channel."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.3 * torch.rand_like(parameter))
+    return net
+
+
+def as_weights(net: Supernet, space: NetworkSpace, widths: Widths, side: Side) -> dict[str, Tensor]:
+    """The supernet's gradients, cut as the weights of the plain network are."""
+    holder = copy.deepcopy(net)
+    with torch.no_grad():
+        for mine, source in zip(holder.parameters(), net.parameters(), strict=True):
+            mine.copy_(torch.zeros_like(mine) if source.grad is None else source.grad)
+    return dict(space.build(widths, weights_of=holder, side=side).named_parameters())
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    atol = 1e-8 * float(wanted.detach().abs().max()) + 1e-14
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=atol)
+
+
+@pytest.mark.parametrize("principle", NAMES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_path_is_the_plain_network(name: str, principle: str) -> None:
+    space = space_of(name)
+    net = randomised(Supernet(space, principle))
+    gradients = PathGradients(net)
+    x = example(name)
+    for widths in some_widths(space):
+        for side in net.sides:
+            plain = space.build(widths, weights_of=net, side=side)
+            expected = plain(x)
+            cotangent = torch.randn_like(expected)
+            (expected * cotangent).sum().backward()
+
+            net.zero_grad()
+            found = net(x, widths, side)
+            close(found, expected)
+            (found * cotangent).sum().backward()
+            cut = as_weights(net, space, widths, side)
+            for key, parameter in plain.named_parameters():
+                assert parameter.grad is not None
+                close(cut[key], parameter.grad)
+            assert_nothing_else(net, plain)
+
+            whole = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+            plan = net.plan(widths, side)
+            gradients.zero()
+            leaves = gradients.leaves(plan)
+            output = net.run(plan, x, leaves)
+            gradients.backward((output * cotangent).sum(), [(plan, leaves)])
+            for parameter, wanted in zip(net.parameters(), whole, strict=True):
+                assert parameter.grad is not None
+                close(parameter.grad, torch.zeros_like(parameter) if wanted is None else wanted)
+
+
+def assert_nothing_else(net: Supernet, plain: nn.Module) -> None:
+    """Channels outside of the path have no gradient."""
+    inside = sum(float(p.grad.abs().sum()) for p in plain.parameters() if p.grad is not None)
+    everywhere = sum(float(p.grad.abs().sum()) for p in net.parameters() if p.grad is not None)
+    assert everywhere == pytest.approx(inside, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["channel_bench_mobilenet", "grouped", "flat", "layer_norm"])
+def test_plain_slices_copy_nothing(name: str) -> None:
+    """Every view and every leaf lies in its parameter's own memory, also with channels last."""
+    net = Supernet(space_of(name)).to(memory_format=torch.channels_last)
+    gradients = PathGradients(net)
+    for widths in some_widths(net.space):
+        for side in net.sides:
+            plan = net.plan(widths, side)
+            for whole, view, leaf in zip(net.state(), net.views(plan), gradients.leaves(plan), strict=True):
+                assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+                assert leaf.data_ptr() == view.data_ptr()
+
+
+def test_only_channels_that_lie_apart_are_gathered() -> None:
+    space = space_of("concat")
+    net = Supernet(space)
+    plan = net.plan(space.min)
+    copied = [
+        name
+        for name, whole, view in zip(net._engine.names, net.state(), net.views(plan), strict=True)
+        if view.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
+    ]
+    assert sorted({name for name in copied if "running" not in name}) == [
+        "c.0.weight",
+        "head.2.weight",
+        "norm.bias",
+        "norm.weight",
+    ]
+
+
+@pytest.mark.parametrize("principle", NAMES)
+def test_it_holds_the_total_under_the_original_names(principle: str) -> None:
+    space = space_of("channel_bench_mobilenet")
+    net = Supernet(space, principle)
+    assert set(dict(net.named_parameters())) == set(dict(space.model.named_parameters()))
+    totals = {v.name: net.principle.total(v) for v in space.variables}
+    shapes = {name: p.shape for name, p in net.named_parameters()}
+    for variable in space.variables:
+        for layer in variable.layers:
+            if f"{layer}.weight" in shapes:
+                assert totals[variable.name] in shapes[f"{layer}.weight"][:2]
+
+
+def test_ua_has_one_side() -> None:
+    space = space_of("grouped")
+    net = Supernet(space, "ua")
+    x = example("grouped")
+    assert torch.equal(net(x, space.min, "right"), net(x, space.min, "left"))
+
+
+def test_gradients_of_several_paths_add_up() -> None:
+    space = space_of("concat")
+    net = Supernet(space)
+    gradients, x = PathGradients(net), example("concat")
+    paths = [(space.min, "left"), (space.max, "right"), (space.min, "right")]
+    losses = [net(x, widths, side).square().mean() for widths, side in paths]  # type: ignore[arg-type]
+    torch.stack(losses).sum().backward()
+    wanted = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    gradients.zero()
+    kept = [p.grad for p in net.parameters()]
+    runs = [(plan := net.plan(widths, side), gradients.leaves(plan)) for widths, side in paths]  # type: ignore[arg-type]
+    total = torch.stack([net.run(plan, x, leaves).square().mean() for plan, leaves in runs]).sum()
+    gradients.backward(total, runs)
+    for parameter, gradient, sum_ in zip(net.parameters(), kept, wanted, strict=True):
+        assert parameter.grad is gradient
+        assert gradient is not None
+        close(gradient, sum_)
+
+
+def test_frozen_parameters_stay() -> None:
+    torch.manual_seed(0)
+    model = Grouped().double()
+    model.stem.requires_grad_(False)
+    net = Supernet(trace(model, example("grouped"), groups=4))
+    gradients, x = PathGradients(net), example("grouped")
+    gradients.zero()
+    plan = net.plan(net.space.max)
+    leaves = gradients.leaves(plan)
+    gradients.backward(net.run(plan, x, leaves).sum(), [(plan, leaves)])
+    assert {name.split(".")[0] for name, p in net.named_parameters() if p.grad is None} == {"stem"}
+
+
+def test_statistics_are_those_of_the_batch() -> None:
+    """In training mode ``stats`` become the batch's; in evaluation mode the path uses them."""
+    space = space_of("concat")
+    net, x = Supernet(space), example("concat", 8)
+    widths = space.min
+    stats = net.fresh_stats(widths)
+    net.train()
+    expected = net(x, widths, "left", stats)
+    plain = space.build(widths, weights_of=net).train()
+    for module in plain.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    plain(x)
+    for name, buffer in plain.named_buffers():
+        if name in stats:
+            close(stats[name], buffer)
+    net.eval()
+    kept = {name: value.clone() for name, value in stats.items()}
+    other = net(example("concat", 8), widths, "left", stats)
+    assert all(torch.equal(stats[name], kept[name]) for name in stats)
+    assert torch.isfinite(other).all()
+    # The variance that is kept is the unbiased one, so the same batch gives nearly the same again.
+    torch.testing.assert_close(net(x, widths, "left", stats), expected, rtol=0.01, atol=0.01)
+    close(net(x, widths, "left", stats), plain.eval()(x))
+
+
+def test_dropout_follows_the_mode() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4 * 14 * 14, 2)).double()
+    net, x = Supernet(trace(model, example("flat"), groups=2)), example("flat")
+    net.train()
+    assert not torch.equal(net(x, net.space.max), net(x, net.space.max))
+    net.eval()
+    assert torch.equal(net(x, net.space.max), net(x, net.space.max))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.last(torch.relu(self.conv(x + y)))
+
+
+def test_bad_requests_say_what_is_wrong() -> None:
+    space = space_of("concat")
+    net = Supernet(space)
+    x = example("concat")
+    for widths, side, message in (
+        (np.stack([space.min, space.max]), "left", "a path takes the widths of one network, a row of numbers"),
+        (space.max, "middle", "side is 'middle', but it must be left or right"),
+        ([1], "left", f"this space has {len(space)} width variables, but 1 widths were given"),
+    ):
+        with pytest.raises(BcnetError) as error:
+            net(x, widths, side)
+        assert str(error.value) == message
+    with pytest.raises(BcnetError, match=r"^unknown principle 'bcv3': did you mean"):
+        Supernet(space, "bcv3")
+    with pytest.raises(BcnetError) as error:
+        Supernet(trace(TwoInputs().double(), (x, x)))
+    assert str(error.value) == (
+        "TwoInputs takes 2 inputs, but a supernet is trained on one: wrap it in a module that takes a single tensor"
+    )
+
+
+def test_it_moves_and_copies_as_a_module_does() -> None:
+    space = space_of("concat")
+    net = Supernet(space)
+    twin = copy.deepcopy(net)
+    x = example("concat")
+    before = net(x, space.min)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(net(x, space.min), before)
+    assert not torch.equal(twin(x, space.min), before)
+    twin.load_state_dict(net.state_dict())
+    assert torch.equal(twin(x, space.min), before)
+    single = net.float()
+    assert single(x.float(), space.min).dtype == torch.float32
+
+
+def test_concat_module_runs_as_written() -> None:
+    """At full widths under a principle without extra channels the supernet is the original."""
+    torch.manual_seed(0)
+    model, x = Concat().double(), example("concat")
+    space = trace(model, x, groups=4)
+    net = Supernet(space, "ua")
+    net.load_state_dict(model.state_dict())
+    close(net(x, space.max), model.train()(x))
