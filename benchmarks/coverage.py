@@ -2,10 +2,11 @@
 
     python benchmarks/coverage.py [--resume] [--only PATTERN] [--tool NAME]
 
-The list (coverage_models.txt, chosen by ``--list``): the smallest variant of every family of timm's CNN modules, and all CNNs among torchvision's
-classification models. A family is the models of a module whose names differ in numbers and size words only.
-Every model is measured in a child process of its own under a time limit, and each result is appended to a
-cache, so that an interrupted run goes on with ``--resume`` (``--retry``: and tries what failed once more).
+The list (coverage_models.txt, chosen by ``--list``): the smallest variant of every family of timm's CNN
+modules, and all CNNs among torchvision's classification models. A family is the models of a module whose
+names differ in numbers and size words only. Every model is measured in a child process of its own under a
+time limit, and each result is appended to a cache, so that an interrupted run goes on with ``--resume``
+(``--retry``: and measures again what failed).
 
 Writes docs/results/coverage.json and, from it, docs/results/coverage.md.
 """
@@ -26,7 +27,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -62,10 +64,12 @@ PATIENCE = 1200  # seconds on the clock after which a child process is ended wha
 SIZE = 128  # side of the input, where the model runs at it
 LARGEST = 100_000_000  # parameters of timm's models
 
-MODULES = """byoanet byobnet convmixer convnext cspnet densenet dla dpn edgenext efficientnet fasternet fastvit focalnet
+MODULES = """
+byoanet byobnet convmixer convnext cspnet densenet dla dpn edgenext efficientnet fasternet fastvit focalnet
 ghostnet hardcorenas hgnet hrnet inception_next inception_resnet_v2 inception_v3 inception_v4 lcnetv2 mambaout
 metaformer mobilenetv3 nasnet nfnet pnasnet rdnet regnet repghost repvit res2net resnest resnet resnetv2 rexnet selecsls
-senet sknet starnet tresnet vgg vovnet xception xception_aligned""".split()
+senet sknet starnet tresnet vgg vovnet xception xception_aligned
+"""
 LEFT_OUT = {"timm": ("caformer_*", "test_*"), "torchvision": ("swin*", "vit*", "maxvit*")}
 SIZE_WORDS = "xxs xs xxl xl x xx tiny small base medium large atto femto pico nano zepto huge xlarge xxlarge kobe slim"
 Row = dict[str, Any]
@@ -79,7 +83,7 @@ def names() -> list[str]:
 def choose() -> list[str]:
     """The models to measure, chosen anew from the packages' registries."""
     families: dict[tuple[str, str], list[str]] = {}
-    for module in MODULES:
+    for module in MODULES.split():
         for name in timm.list_models(module=module, exclude_filters=list(LEFT_OUT["timm"])):
             families.setdefault((module, family(name)), []).append(name)
     chosen = [(size, name) for members in families.values() for size, name in [min((weight(n), n) for n in members)]]
@@ -130,8 +134,10 @@ def measure_bcnet(model: nn.Module, x: Tensor, row: Row, stage: Callable[[str], 
     """Trace, couple, cost and run ``model`` at the smallest, random and largest widths."""
     stage("tracing and coupling")
     start = time.process_time()
-    space = trace(model, x)
+    with timed_export() as export:
+        space = trace(model, x)
     row["seconds"] = round(time.process_time() - start, 2)
+    row["export_seconds"] = round(sum(export), 2)
     row["variables"] = len(space)
     row["fixed"] = [list(pair) for pair in space.fixed]
     stage("building")
@@ -155,6 +161,25 @@ def measure_bcnet(model: nn.Module, x: Tensor, row: Row, stage: Callable[[str], 
     largest = max(float(t.abs().max()) for t in expected)
     if not row["difference"] <= 1e-5 * max(1.0, largest):
         raise ValueError(f"at full width the outputs differ by {row['difference']:.3g} (the largest is {largest:.3g})")
+
+
+@contextmanager
+def timed_export() -> Iterator[list[float]]:
+    """Processor seconds of every call of torch.export inside the block."""
+    plain, taken = torch.export.export, []
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.process_time()
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            taken.append(time.process_time() - start)
+
+    torch.export.export = timed
+    try:
+        yield taken
+    finally:
+        torch.export.export = plain
 
 
 def check_costs(space: NetworkSpace, widths: np.ndarray, network: nn.Module, x: Tensor) -> None:
@@ -264,26 +289,31 @@ def run(options: argparse.Namespace) -> None:
     if not (options.resume or options.retry):
         CACHE.unlink(missing_ok=True)
     done = cached()
+    commit = head()
     wanted = [n for n in names() if fnmatch.fnmatch(n, options.only)]
     todo = [(tool, name) for name in wanted for tool in options.tool]
     todo = [key for key in todo if key not in done or (options.retry and done[key]["failed_at"])]
     for i, (tool, name) in enumerate(todo):
-        row = measure(tool, name)
+        row = measure(tool, name) | {"commit": commit}
         with CACHE.open("a") as file:
             file.write(json.dumps(row) + "\n")
         outcome = f"{row['failed_at']}: {row['error']}" if row["failed_at"] else "works"
         print(f"[{i + 1}/{len(todo)}] {tool:13} {name:45} {row['total_seconds']:6.1f} s  {outcome}", flush=True)
 
 
-def write(options: argparse.Namespace) -> None:
+def head() -> str:
+    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
+    return git.stdout.strip()
+
+
+def write() -> None:
     """docs/results/coverage.json and .md from the cache."""
     done = cached()
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
     versions = {m.__name__: m.__version__ for m in (torch, timm, torchvision, torch_pruning, np)}
     results = {
         "command": "python benchmarks/coverage.py",
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": git.stdout.strip(),
+        "commit": head(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, 1 thread, Python {platform.python_version()}",
         "versions": versions,
         "limits_in_seconds": LIMITS,
@@ -309,7 +339,7 @@ def main() -> None:
         return
     if not options.report:
         run(options)
-    write(options)
+    write()
 
 
 if __name__ == "__main__":

@@ -139,7 +139,10 @@ class _Walk:
         call = Call(self.links, named, shapes, where, run)
         name = target._schema.name if hasattr(target, "_schema") else str(target)
         known = RULES.get(name) or RULES.get(name.removesuffix("_"))
-        if known is not None:
+        result: Value | list[Value]
+        if isinstance(bind(target, node.args, node.kwargs).get("groups"), fx.Node):
+            result = _keep(call, "the number of its groups depends on the batch")
+        elif known is not None:
             result = known(call)
         elif _pointwise(target):
             result = call.together()
@@ -149,15 +152,20 @@ class _Walk:
                 f'full width; teach it with @bcnet.space.rule("{name}")',
                 stacklevel=2,
             )
-            for value in call.values():
-                call.fixed(value, f"operator {name} is unknown to bcnet")
-            result = [Value(shape) for shape in shapes]
+            result = _keep(call, f"operator {name} is unknown to bcnet")
         if many:
             return result if isinstance(result, list) else [result]
         return result[0] if isinstance(result, list) else result
 
     def _resolve(self, arg: Any) -> Any:
         return self.values[arg] if isinstance(arg, fx.Node) else arg
+
+
+def _keep(call: Call, why: str) -> list[Value]:
+    """Fix all channels that meet an operator whose rule cannot be applied."""
+    for value in call.values():
+        call.fixed(value, why)
+    return [Value(shape) for shape in call.shapes]
 
 
 def _needs_rule(node: fx.Node) -> bool:

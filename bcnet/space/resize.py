@@ -8,6 +8,7 @@ checks the result against the rewritten graph and falls back to that graph where
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -164,8 +165,11 @@ def draw(network: nn.Module, source: nn.Module, axes: Axes, units: Sequence[int]
         if name in original:
             values = tiled(original[name], axes[name], units) if name in axes else original[name]
             tensor.copy_(values)
-    for module in network.modules():
+    for path, module in network.named_modules():
         reset: Callable[[], Any] | None = getattr(module, "reset_parameters", None)
         if callable(reset) and not hasattr(module, "parametrizations"):
-            reset()
+            try:
+                reset()
+            except Exception as error:
+                warnings.warn(f"{path} cannot draw weights itself ({error}), so it keeps the original's", stacklevel=3)
 
