@@ -1,0 +1,186 @@
+"""Measures scoring all widths at once.
+
+    python benchmarks/exhaustive.py                          # CPU: 1,024 widths of the MobileNet space, against one by one
+    python benchmarks/exhaustive.py --device cuda            # both spaces, 16,384 widths, both sides, 10,000 images
+
+On the CPU one-by-one scoring is timed on a sample of the same widths in the same run and scaled up. On a GPU one
+batch is run first to warm up; random images are used, since speed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bcnet.errors import BcnetError
+from bcnet.space.network import trace
+from bcnet.supernet.exhaustive import AllScores, Options, score_all
+from bcnet.supernet.supernet import Supernet
+from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
+
+NETWORKS = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--spaces", nargs="+", default=None, choices=list(NETWORKS))
+    parser.add_argument("--images", type=int, default=None, help="512 on the CPU, 10,000 on a GPU")
+    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--precision", default="bf16", choices=["bf16", "tf32", "fp32"], help="on a GPU")
+    parser.add_argument("--memory", type=float, default=None, help="cap in GiB: 8 on the CPU, 64 on a GPU")
+    parser.add_argument("--average", action="store_true", help="also score the mean of both sides' logits")
+    parser.add_argument("--sample", type=int, default=8, help="widths scored one by one")
+    parser.add_argument("--profile", action="store_true", help="print where a GPU spends its time on a quarter of the tree")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--out", type=Path, default=None, help="a JSON file")
+    return parser.parse_args()
+
+
+def supernet(name: str, device: str) -> Supernet:
+    """The bcv2 supernet of a space, with random weights and a classifier that separates widths."""
+    torch.manual_seed(0)
+    net = Supernet(trace(NETWORKS[name](), torch.randn(2, 3, 32, 32), groups=4), "bcv2")
+    torch.nn.init.normal_(net.get_parameter("classifier.weight"), std=0.1)
+    return net.to(device).eval()
+
+
+def data(images: int, batch: int, device: str) -> Batches:
+    """Random uint8 images as float (n, 3, 32, 32) and classes, in scoring batches."""
+    rng = np.random.default_rng(0)
+    pixels = torch.from_numpy(rng.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8)).to(device)
+    classes = torch.from_numpy(rng.integers(0, 10, images)).to(device)
+    scaled = pixels.float().div_(255).sub_(0.5).div_(0.25)
+    return list(zip(scaled.split(batch), classes.split(batch), strict=True))
+
+
+def synchronised(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+@torch.no_grad()
+def one_by_one(net: Supernet, batches: Batches, widths: np.ndarray, device: str) -> tuple[float, np.ndarray]:
+    """Seconds per widths with all sides, and the losses (sides, n)."""
+    images = sum(len(y) for _, y in batches)
+    losses = np.zeros((len(net.sides), len(widths)))
+    start = synchronised(device)
+    for k, row in enumerate(widths):
+        for i, side in enumerate(net.sides):
+            for x, y in batches:
+                losses[i, k] += F.cross_entropy(net(x, row, side).float(), y, reduction="sum").item() / images
+    return (synchronised(device) - start) / len(widths), losses
+
+
+def subspace(net: Supernet) -> list[tuple[int, ...]]:
+    """1,024 widths: two candidates (half and full) of the first four variables, all four of the other three."""
+    variables = net.space.variables
+    return [v.candidates[1::2] for v in variables[:4]] + [v.candidates for v in variables[4:]]
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    net, cuda = supernet(name, args.device), args.device == "cuda"
+    batches = data(args.images or (10_000 if cuda else 512), args.batch, args.device)
+    candidates = [v.candidates for v in net.space.variables] if cuda else subspace(net)
+    options = Options(memory=int((args.memory or (64 if cuda else 8)) * 2**30), bf16=cuda and args.precision == "bf16", average=args.average)
+    widths = np.array(list(itertools.product(*candidates)))
+    sample = np.random.default_rng(1).permutation(len(widths))[: args.sample]
+    if cuda:
+        warm_up(net, batches, candidates, options)
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        one_by_one(net, batches, widths[-1:], args.device)
+    start = synchronised(args.device)
+    scores = score_all(net, batches, candidates, options)
+    seconds = synchronised(args.device) - start
+    each, losses = one_by_one(net, batches, widths[sample], args.device)
+    return {
+        "widths": len(widths),
+        "sides": len(net.sides),
+        "images": sum(len(y) for _, y in batches),
+        "batch": args.batch,
+        "seconds": round(seconds, 3),
+        "one_by_one_sampled": len(sample),
+        "one_by_one_seconds_each": round(each, 4),
+        "one_by_one_seconds": round(each * len(widths), 1),
+        "speedup": round(each * len(widths) / seconds, 1),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
+        **agreement(scores, losses, sample),
+    }
+
+
+def agreement(scores: AllScores, losses: np.ndarray, sample: np.ndarray) -> dict[str, float]:
+    """How far the losses of the sampled widths are from those found one by one (in float32)."""
+    difference = np.abs(scores.loss[:, sample] - losses)
+    return {"worst_loss_difference": float(difference.max()), "spread_of_losses": float(losses.std())}
+
+
+def warm_up(net: Supernet, batches: Batches, candidates: list[tuple[int, ...]], options: Options) -> None:
+    """One batch of every size, over every level: libraries choose their algorithms and kernels are compiled."""
+    few = [row if i in (0, 4) else row[-2:] for i, row in enumerate(candidates)]
+    for x, y in {len(y): (x, y) for x, y in batches}.values():
+        score_all(net, [(x, y)], few, options)
+
+
+def profile(name: str, args: argparse.Namespace) -> None:
+    """The operators that take most of the GPU's time."""
+    net = supernet(name, args.device)
+    batches = data(args.batch, args.batch, args.device)
+    options = Options(memory=64 << 30, bf16=args.precision == "bf16")
+    candidates = [v.candidates[-1:] if i < 3 else v.candidates for i, v in enumerate(net.space.variables)]
+    score_all(net, batches, candidates, options)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as found:
+        score_all(net, batches, candidates, options)
+        torch.cuda.synchronize()
+    print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70))
+
+
+def environment(device: str) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit or "unknown",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+    }
+
+
+def main() -> None:
+    args = parse()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: this machine has no CUDA device: leave out --device cuda")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+    results: dict[str, Any] = {**environment(args.device), "precision": args.precision if args.device == "cuda" else "fp32"}
+    for name in args.spaces or (list(NETWORKS) if args.device == "cuda" else ["mobilenet"]):
+        try:
+            results[name] = measure(name, args)
+        except (BcnetError, torch.OutOfMemoryError) as error:
+            results[name] = {"error": str(error)}
+        print(f"{name}: {json.dumps(results[name])}", flush=True)
+        if args.out is not None:
+            args.out.write_text(json.dumps(results, indent=2) + "\n")
+        if args.profile and args.device == "cuda":
+            profile(name, args)
+
+
+if __name__ == "__main__":
+    main()
