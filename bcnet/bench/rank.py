@@ -28,7 +28,8 @@ from bcnet.data.source import Data
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.supernet.exhaustive import AllScores, score_all
+from bcnet.supernet.exhaustive import AllScores, Options, score_all
+from bcnet.supernet.principle import get_principle
 from bcnet.supernet.strategy import METHODS, Method
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.train import Progress, SupernetTraining, train_supernet
@@ -111,11 +112,12 @@ def rank(
     started = time.perf_counter()
     net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
     trained = time.perf_counter()
+    options = Options(memory=_memory(device), bf16=config.bf16, average=True)
     results: dict[str, Any] = {}
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None:
-            scores[part] = score_all(net, source.batches(0, device=device), bf16=config.bf16)
+            scores[part] = score_all(net, source.batches(0, device=device), options=options)
             results[part] = _compare(scores[part], table, wanted, space)
     report = {
         **asdict(config),
@@ -173,8 +175,8 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64], sp
         **{f"accuracy_{side}": row for side, row in zip(scores.sides, scores.accuracy, strict=True)},
         **{f"loss_{side}": -row for side, row in zip(scores.sides, scores.loss, strict=True)},
     }
-    if scores.ensemble is not None:
-        readings["accuracy_logits"] = scores.ensemble
+    if scores.average_accuracy is not None and scores.average_loss is not None:
+        readings |= {"accuracy_of_mean_logits": scores.average_accuracy, "loss_of_mean_logits": -scores.average_loss}
     found: dict[str, Any] = {name: correlations(score, truth) for name, score in readings.items()}
     found["regret"] = _regrets(readings["accuracy"], truth, space)
     return found
@@ -186,15 +188,22 @@ def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], space: Netw
     found = {}
     for share in SHARES:
         inside = np.flatnonzero(flops <= share * flops.max())
+        if not len(inside):
+            continue
         order = inside[np.argsort(-score[inside], kind="stable")]
         best = truth[inside].max()
         found[f"{share:.0%}"] = {"top1": float(best - truth[order[0]]), "top10": float(best - truth[order[:10]].max())}
     return found
 
 
+def _memory(device: str) -> int:
+    """Bytes that scoring may hold: most of a GPU's free memory, 4 GB on a CPU."""
+    return int(0.6 * torch.cuda.mem_get_info()[0]) if device.startswith("cuda") else 4 << 30
+
+
 def _paths(config: RankConfig, space: NetworkSpace) -> int:
-    strategy, principle = config.resolved().strategy, Supernet(space, config.resolved().principle).principle
-    return len(strategy.paths(0, np.random.default_rng(0), space, principle))
+    method = config.resolved()
+    return len(method.strategy.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
 
 
 def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:

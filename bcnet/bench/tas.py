@@ -4,7 +4,7 @@ Transformable Architecture Search").
 Every variable has logits over its candidates. A step samples two candidates of each by Gumbel-softmax; a
 layer runs at the wider one, its output at the narrower one is brought to the same number of channels by
 channel-wise interpolation (adaptive average pooling over channels), and the two are mixed by their
-probabilities. Weights learn from training images, logits from held-out ones, with no FLOPs term: widths are
+probabilities; two such passes a step count as four paths. Weights learn from training images, logits from held-out ones, with no FLOPs term: widths are
 ranked here, not chosen. Paths are then scored like UA's, from the left.
 """
 
@@ -26,9 +26,6 @@ from bcnet.supernet.train import Progress, SupernetTraining
 from bcnet.task import Task
 
 TAS = "tas"
-PATHS = 4
-"""Path passes a step: two mixed passes for the weights count as four, since each runs two widths."""
-
 
 @dataclass(frozen=True)
 class Mix:
