@@ -22,7 +22,8 @@ class Optimisation:
 
     ``schedule``: ``cosine`` to ``final_lr``; ``step`` multiplies by ``gamma`` at the epochs ``milestones``;
     ``exponential`` multiplies by ``gamma`` every ``every`` epochs. ``warmup`` epochs rise linearly before.
-    Weight decay spares biases and batch-norm parameters unless ``decay_all``.
+    Weight decay spares biases and batch-norm parameters unless ``decay_all``. ``ema`` and ``clip`` (the norm of the
+    whole gradient) are off at 0.
     """
 
     epochs: int = 20
@@ -44,32 +45,34 @@ class Optimisation:
     bf16: bool = False
 
     def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip((0, *self.milestones), self.milestones, strict=False))
         checks = {
-            "epochs must be at least 1": self.epochs >= 1,
-            "lr must be positive": self.lr > 0 and math.isfinite(self.lr),
-            "momentum must lie in [0, 1)": 0 <= self.momentum < 1,
-            "weight_decay must not be negative": self.weight_decay >= 0,
-            "label_smoothing must lie in [0, 1)": 0 <= self.label_smoothing < 1,
-            "ema must lie in [0, 1)": 0 <= self.ema < 1,
-            "clip must not be negative": self.clip >= 0,
-            "warmup must be shorter than the epochs": 0 <= self.warmup < self.epochs,
-            "gamma must lie in (0, 1]": 0 < self.gamma <= 1,
-            "every must be positive": self.every > 0,
-            f"optimizer {self.optimizer!r} is unknown: there are sgd and rmsprop": self.optimizer in ("sgd", "rmsprop"),
-            f"schedule {self.schedule!r} is unknown: there are cosine, step and exponential": self.schedule
-            in ("cosine", "step", "exponential"),
+            "epochs": (isinstance(self.epochs, int) and self.epochs >= 1, "be a whole number of at least 1"),
+            "optimizer": (self.optimizer in ("sgd", "rmsprop"), "be sgd or rmsprop"),
+            "schedule": (self.schedule in ("cosine", "step", "exponential"), "be cosine, step or exponential"),
+            "lr": (0 < self.lr < math.inf, "be positive"),
+            "final_lr": (0 <= self.final_lr <= self.lr, "lie in 0..lr"),
+            "momentum": (0 <= self.momentum < 1, "lie in [0, 1)"),
+            "weight_decay": (0 <= self.weight_decay < math.inf, "not be negative"),
+            "milestones": (rising, "be rising epochs above 0"),
+            "gamma": (0 < self.gamma <= 1, "lie in (0, 1]"),
+            "every": (0 < self.every < math.inf, "be positive"),
+            "warmup": (0 <= self.warmup < self.epochs, "be shorter than the epochs"),
+            "label_smoothing": (0 <= self.label_smoothing < 1, "lie in [0, 1)"),
+            "ema": (0 <= self.ema < 1, "lie in [0, 1)"),
+            "clip": (0 <= self.clip < math.inf, "not be negative"),
         }
-        for sentence, holds in checks.items():
+        for name, (holds, wanted) in checks.items():
             if not holds:
-                raise BcnetError(sentence)
+                raise BcnetError(f"{name} is {getattr(self, name)!r:.40}, but it must {wanted}")
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of ``step`` where an epoch has ``steps`` steps."""
         epoch = step / steps
         if epoch < self.warmup:
-            return self.lr * (step + 1) / (self.warmup * steps)
+            return self.lr * min(1.0, (step + 1) / (self.warmup * steps))
         if self.schedule == "cosine":
-            share = (epoch - self.warmup) / max(self.epochs - self.warmup, 1e-9)
+            share = (epoch - self.warmup) / (self.epochs - self.warmup)
             return self.final_lr + (self.lr - self.final_lr) * (1 + math.cos(math.pi * min(1.0, share))) / 2
         if self.schedule == "step":
             return self.lr * self.gamma ** sum(epoch >= m for m in self.milestones)
@@ -85,8 +88,8 @@ def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Opti
     if not config.decay_all and plain:
         groups.append({"params": plain, "weight_decay": 0.0})
     if config.optimizer == "rmsprop":
-        # TensorFlow's form, which the mobile networks' recipes were written for: a large epsilon.
-        return torch.optim.RMSprop(groups, lr=config.lr, alpha=0.9, eps=1e-3, momentum=config.momentum)
+        # The mobile networks' recipes were written for TensorFlow, whose epsilon of 0.001 is added under the root.
+        return torch.optim.RMSprop(groups, lr=config.lr, alpha=0.9, eps=0.001**0.5, momentum=config.momentum)
     nesterov = config.nesterov and config.momentum > 0
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov)
 

@@ -1,0 +1,156 @@
+"""Schedules, optimizers and averages: exact values, and sentences for settings that cannot be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bcnet.errors import BcnetError
+from bcnet.optim import Average, Optimisation, make_optimizer, set_rate
+
+
+def test_cosine_falls_from_lr_to_final_lr() -> None:
+    config = Optimisation(epochs=4, lr=0.5, final_lr=0.1)
+    assert config.rate(0, 10) == 0.5
+    assert config.rate(20, 10) == pytest.approx(0.3, abs=1e-15)
+    assert config.rate(10, 10) == pytest.approx(0.1 + 0.4 * (1 + math.cos(math.pi / 4)) / 2, abs=1e-15)
+    assert config.rate(40, 10) == pytest.approx(0.1, abs=1e-15)
+    assert config.rate(400, 10) == pytest.approx(0.1, abs=1e-15)
+
+
+def test_step_multiplies_at_milestones() -> None:
+    config = Optimisation(epochs=10, lr=1.0, schedule="step", milestones=(2, 5), gamma=0.1)
+    rates = [config.rate(step, 3) for step in (0, 5, 6, 14, 15, 29)]
+    assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
+
+
+def test_exponential_multiplies_every_so_many_epochs() -> None:
+    config = Optimisation(epochs=20, lr=1.0, schedule="exponential", gamma=0.5, every=2.5, warmup=1)
+    rates = [config.rate(step, 2) for step in (2, 6, 7, 11, 12)]
+    assert rates == [1, 1, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "step", "exponential"])
+def test_warm_up_rises_linearly_to_lr(schedule: Any) -> None:
+    config = Optimisation(epochs=10, lr=0.8, warmup=2, schedule=schedule)
+    assert [config.rate(step, 4) for step in range(8)] == pytest.approx([0.1 * n for n in range(1, 9)], rel=1e-12)
+    assert config.rate(8, 4) == 0.8
+
+
+@given(
+    st.sampled_from(["cosine", "step", "exponential"]),
+    st.integers(1, 30),
+    st.integers(1, 50),
+    st.floats(0, 0.99),
+    st.floats(1e-6, 10),
+)
+def test_rates_stay_between_zero_and_lr(schedule: Any, epochs: int, steps: int, warmup: float, lr: float) -> None:
+    config = Optimisation(epochs=epochs, lr=lr, warmup=warmup * epochs, schedule=schedule, milestones=(1, 7))
+    rates = [config.rate(step, steps) for step in range(epochs * steps)]
+    assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
+    rising = sum(step / steps < config.warmup for step in range(epochs * steps))
+    assert all(a <= b * (1 + 1e-12) for a, b in zip(rates[:rising], rates[1:rising], strict=False))
+    assert all(a >= b * (1 - 1e-12) for a, b in zip(rates[rising:], rates[rising + 1 :], strict=False))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+
+
+def groups_of(config: Optimisation, net: nn.Module) -> dict[float, list[str]]:
+    names = {id(p): name for name, p in net.named_parameters()}
+    groups = make_optimizer(net, config).param_groups
+    return {group["weight_decay"]: [names[id(p)] for p in group["params"]] for group in groups}
+
+
+def test_weight_decay_spares_biases_and_batch_norm() -> None:
+    net = network()
+    assert groups_of(Optimisation(weight_decay=0.1), net) == {0.1: ["0.weight", "0.bias", "1.weight", "1.bias"]}
+    assert groups_of(Optimisation(weight_decay=0.1, decay_all=False), net) == {
+        0.1: ["0.weight"],
+        0.0: ["0.bias", "1.weight", "1.bias"],
+    }
+
+
+def one_step(config: Optimisation, gradients: list[float], start: float = 1.0) -> list[float]:
+    net = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(net.weight, start)
+    optimizer = make_optimizer(net, config)
+    set_rate(optimizer, 0.1)
+    values = []
+    for gradient in gradients:
+        net.weight.grad = torch.full((1, 1), gradient, dtype=torch.float64)
+        optimizer.step()
+        values.append(net.weight.item())
+    return values
+
+
+def test_sgd_with_and_without_nesterov() -> None:
+    # v1 = 2, v2 = 0.5 * 2 + 2 = 3; Nesterov steps by g + 0.5 v.
+    plain = one_step(Optimisation(momentum=0.5, nesterov=False), [2.0, 2.0])
+    assert plain == pytest.approx([1 - 0.2, 1 - 0.2 - 0.3])
+    ahead = one_step(Optimisation(momentum=0.5), [2.0, 2.0])
+    assert ahead == pytest.approx([1 - 0.3, 1 - 0.3 - 0.35])
+    assert one_step(Optimisation(momentum=0.0), [2.0]) == pytest.approx([0.8])
+    decayed = one_step(Optimisation(momentum=0.0, weight_decay=0.5), [2.0])
+    assert decayed == pytest.approx([1 - 0.1 * 2.5])
+
+
+def test_rmsprop_divides_by_the_root_mean_square() -> None:
+    # square = 0.1 * 4; the step is 0.1 * 2 / (sqrt(0.4) + sqrt(0.001)).
+    found = one_step(Optimisation(optimizer="rmsprop", momentum=0.0), [2.0])
+    assert found == pytest.approx([1 - 0.2 / (0.4**0.5 + 0.001**0.5)])
+
+
+def test_average_follows_the_weights() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(net.weight, 1.0)
+    average = Average(net.parameters(), 0.5)
+    values, kept = [], 1.0
+    for n, weight in enumerate([2.0, 3.0, 5.0, 8.0, 9.0, 11.0, 12.0, 12.0, 13.0], 1):
+        nn.init.constant_(net.weight, weight)
+        average.update()
+        decay = min(0.5, (1 + n) / (10 + n))
+        kept = decay * kept + (1 - decay) * weight
+        values.append(kept)
+        assert float(average.values[0]) == pytest.approx(kept, rel=1e-6)
+    average.swap()
+    assert net.weight.item() == pytest.approx(kept, rel=1e-6)
+    average.swap()
+    assert net.weight.item() == 13.0
+    assert float(average.values[0]) == pytest.approx(kept, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"epochs": 0}, "epochs is 0, but it must be a whole number of at least 1"),
+        ({"epochs": 2.5}, "epochs is 2.5, but it must be a whole number of at least 1"),
+        ({"optimizer": "adam"}, "optimizer is 'adam', but it must be sgd or rmsprop"),
+        ({"schedule": "linear"}, "schedule is 'linear', but it must be cosine, step or exponential"),
+        ({"lr": 0.0}, "lr is 0.0, but it must be positive"),
+        ({"lr": math.nan}, "lr is nan, but it must be positive"),
+        ({"lr": math.inf}, "lr is inf, but it must be positive"),
+        ({"final_lr": 0.2}, "final_lr is 0.2, but it must lie in 0..lr"),
+        ({"momentum": 1.0}, "momentum is 1.0, but it must lie in [0, 1)"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0, but it must not be negative"),
+        ({"milestones": (3, 2)}, "milestones is (3, 2), but it must be rising epochs above 0"),
+        ({"gamma": 1.5}, "gamma is 1.5, but it must lie in (0, 1]"),
+        ({"every": 0.0}, "every is 0.0, but it must be positive"),
+        ({"warmup": 20}, "warmup is 20, but it must be shorter than the epochs"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0, but it must lie in [0, 1)"),
+        ({"ema": 1.0}, "ema is 1.0, but it must lie in [0, 1)"),
+        ({"clip": -1.0}, "clip is -1.0, but it must not be negative"),
+    ],
+)
+def test_settings_that_cannot_be(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BcnetError) as error:
+        Optimisation(**change)
+    assert str(error.value) == sentence
