@@ -1,0 +1,41 @@
+"""``bcnet export``: the network a run found, in a form to ship."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bcnet.cli.console import JSON_OPTION, console, print_json
+
+
+def export_network(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    to: Annotated[str, typer.Option(help="torch (weights and widths.json alone), onnx or pt2.")] = "torch",
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; else RUN/export.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference from PyTorch, relative to outputs above 1.")
+    ] = 1e-3,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Export the network that a run found, check it on real inputs, and time it beside the original."""
+    from bcnet.export import export_run
+    from bcnet.run import Run
+
+    opened = Run(Run.open(run).folder, device="cpu")
+    result = export_run(opened, to, out, tolerance)
+    if as_json:
+        print_json(result)
+        return
+    show = console()
+    show.print(f"wrote {', '.join(result['files'])} to {result['path']}", soft_wrap=True)
+    if result["difference"] is not None:
+        batch = "batches of any size" if result["any_batch"] else "batches of the size it was exported with only"
+        show.print(f"largest difference from PyTorch on real inputs: {result['difference']:.2g}; takes {batch}")
+    original, slim = result["latency_ms"]["original"], result["latency_ms"]["slim"]
+    show.print(
+        f"latency ({result['timed_by']}, one input): original {original:.3g} ms, slim {slim:.3g} ms, "
+        f"{original / slim:.2f} times as fast",
+        soft_wrap=True,
+    )
