@@ -82,6 +82,8 @@ class _Walk:
         labels: dict[Dim, Tensor] | None = None,
     ):
         self.capture, self.state = capture, state
+        first: dict[int, str] = {}
+        self.tied = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
         self.links = Links() if links is None else links
         self.labels: dict[Dim, Tensor] = {} if labels is None else labels
         self.values: dict[fx.Node, Any] = {}
@@ -97,8 +99,13 @@ class _Walk:
                     for layer in value.layers:
                         self.links.fix(layer, "it is the network's output")
 
-    def _placeholder(self, node: fx.Node) -> Any:
+    def parameter(self, node: fx.Node) -> str | None:
+        """The parameter or buffer that a placeholder stands for, under the first of its names where it is tied."""
         name = self.capture.state_of.get(node.name)
+        return None if name is None else self.tied[name]
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        name = self.parameter(node)
         if name is None:
             val = node.meta.get("val")
             known = node.name in self.capture.constants
@@ -277,7 +284,7 @@ class _Grouping:
         order: dict[Dim, None] = {}
         for node in self.walk.capture.graph.nodes:
             for used in node.all_input_nodes:
-                name = self.walk.capture.state_of.get(used.name)
+                name = self.walk.parameter(used)
                 if name is not None:
                     order.update({(name, a): None for a in range(8) if (name, a) in self.walk.labels})
         order.update(dict.fromkeys(self.walk.labels))
@@ -321,7 +328,7 @@ class _Grouping:
                     size = self._size(v, axis)
                     if isinstance(size, int):
                         spoiled.setdefault(size, layer_of(node) or node.name)
-        self._axes = {name: tuple(row) for name, row in axes.items()}
+        self._axes = {name: tuple(axes[first]) for name, first in self.walk.tied.items() if first in axes}
         return spoiled
 
     def _size(self, value: Value, axis: int) -> Size | int:

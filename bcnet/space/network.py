@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from math import gcd
@@ -44,7 +43,8 @@ def trace(
     """
     graph = capture(model, example)
     state = _state(model)
-    unused = {n for n, p in state.items() if isinstance(p, nn.Parameter)} - graph.used
+    used = {id(state[name]) for name in graph.used}
+    unused = any(isinstance(p, nn.Parameter) and id(p) not in used for p in state.values())
     coupling = couple(graph, state, ignore, capture(model, example, training=True) if unused else None)
     return NetworkSpace(model, example, graph, coupling, (groups, base, round_to), init)
 
@@ -158,10 +158,13 @@ class NetworkSpace(WidthSpace):
     def _from_graph(self, widths: Widths) -> nn.Module:
         units = self.units(widths)
         tensors: dict[str, Tensor] = {}
+        tied: dict[int, Tensor] = {}
         for name, old in _state(self.model).items():
-            axes = self.coupling.axes.get(name)
-            new = torch.empty(shape_at(axes, units) if axes else old.shape, dtype=old.dtype, device=old.device)
-            tensors[name] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+            if id(old) not in tied:
+                axes = self.coupling.axes.get(name)
+                new = torch.empty(shape_at(axes, units) if axes else old.shape, dtype=old.dtype, device=old.device)
+                tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+            tensors[name] = tied[id(old)]
         return graph_network(self.graph, self.slots, units, tensors)
 
     @torch.no_grad()
