@@ -188,8 +188,9 @@ def _built(spec: str, build: Callable[[], Any]) -> Any:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name.lower()[:80], list(known), n=3, cutoff=0.6)
-    return f": did you mean {' or '.join(map(repr, near))}?" if near else ""
+    by_lower = {key.lower(): key for key in known}
+    near = difflib.get_close_matches(name.lower()[:80], list(by_lower), n=3, cutoff=0.6)
+    return f": did you mean {' or '.join(repr(by_lower[key]) for key in near)}?" if near else ""
 
 
 def _cause(error: BaseException) -> str:
@@ -200,10 +201,10 @@ def _cause(error: BaseException) -> str:
 
 def _from_file(spec: str, shape: Shape | None) -> Source:
     place, _, name = spec.rpartition(":")
-    path = Path(place)
-    if not path.is_file():
+    if not Path(place).is_file():
         raise BcnetError(f"there is no file {place}")
-    with _running(path):
+    path = Path(place).resolve()
+    with _running(path, place):
         made = _member(_imported(path), place, name)
         _check_callable(made, spec)
         model = made if isinstance(made, nn.Module) else made()
@@ -228,9 +229,9 @@ def _imported(path: Path) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _running(path: Path) -> Iterator[None]:
+def _running(path: Path, place: str) -> Iterator[None]:
     """Run code of the user's file: it may import its neighbours, prints to stderr, and fails in one sentence."""
-    folder = str(path.parent.resolve())
+    folder = str(path.parent)
     sys.path.insert(0, folder)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -239,7 +240,7 @@ def _running(path: Path) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         line = _line(error, path)
-        where = f"{path}, line {line}," if line else f"{path}"
+        where = f"{place}, line {line}," if line else place
         raise BcnetError(f"{where} fails: {_cause(error)}") from error
     finally:
         if folder in sys.path:
