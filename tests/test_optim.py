@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -55,8 +56,8 @@ def test_rates_stay_between_zero_and_lr(schedule: Any, epochs: int, steps: int, 
     rates = [config.rate(step, steps) for step in range(epochs * steps)]
     assert all(0 <= rate <= lr * (1 + 1e-12) for rate in rates)
     rising = sum(step / steps < config.warmup for step in range(epochs * steps))
-    assert all(a <= b * (1 + 1e-12) for a, b in zip(rates[:rising], rates[1:rising], strict=False))
-    assert all(a >= b * (1 - 1e-12) for a, b in zip(rates[rising:], rates[rising + 1 :], strict=False))
+    assert all(a <= b * (1 + 1e-12) for a, b in pairwise(rates[:rising]))
+    assert all(a >= b * (1 - 1e-12) for a, b in pairwise(rates[rising:]))
 
 
 def network() -> nn.Sequential:
