@@ -27,6 +27,7 @@ from bcnet.task import Task
 
 TAS = "tas"
 
+
 @dataclass(frozen=True)
 class Mix:
     """How each variable's output is mixed: (channels of the narrower, probability of the wider)."""

@@ -64,7 +64,9 @@ def rank_space(
     seeds: Annotated[str, typer.Option(help="One seed or several, as in 0,1,2.")] = "0",
     data: Annotated[str, typer.Option(help="cifar10:FOLDER.")] = "",
     path: Annotated[Path | None, TABLE_OPTION] = None,
-    out: Annotated[Path, typer.Option(help="Folder for checkpoints, rank.json and the scatter plot.")] = Path("runs/rank"),
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, rank.json and the scatter plot.")] = Path(
+        "runs/rank"
+    ),
     lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
     batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
     complement: Annotated[bool | None, typer.Option(help="Ablation: train the complement too, or not.")] = None,
@@ -103,6 +105,38 @@ def rank_space(
     rows = [(r["method"], r["seed"], *(f"{r[k]:.3f}" for k in ("pearson", "spearman", "kendall"))) for r in reports]
     table(f"Space {space}, {epochs} epochs, by accuracy", ["method", "seed", "Pearson", "Spearman", "Kendall"], rows)
     typer.echo(f"details: {out}")
+
+
+@bench_app.command("build")
+def build(
+    model: Annotated[str, typer.Argument(help="The network, as in `bcnet show`.")],
+    data: Annotated[str, typer.Option(help="digits, cifar10:FOLDER or imagefolder:FOLDER.")],
+    out: Annotated[Path, typer.Option(help="Folder for results.jsonl and table.json; a stopped build goes on there.")],
+    groups: Annotated[int, typer.Option(min=1, help="Candidates of a width variable.")] = 4,
+    base: Annotated[int, typer.Option(min=1, help="The base width in groups.")] = 1,
+    ignore: Annotated[list[str] | None, typer.Option(help="Layers whose width stays; may be repeated.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each network.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 60,
+    batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
+    workers: Annotated[int, typer.Option(min=1, help="Networks trained side by side.")] = 1,
+    engine: Annotated[str, typer.Option(help="processes, or ray for several machines.")] = "processes",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Train every network of a small space from scratch and write a table of the released schema."""
+    from dataclasses import replace
+
+    from rich.progress import Progress
+
+    from bcnet.bench.build import TABLE_RECIPE, BuildConfig, build_table
+
+    recipe = replace(TABLE_RECIPE, epochs=epochs, bf16=device.startswith("cuda"))
+    names = tuple(ignore or ())
+    config = BuildConfig(model, data, groups, base, names, seeds, batch, recipe, workers, engine, device)
+    with Progress(transient=True) as bar:
+        task = bar.add_task("training networks")
+        built = build_table(config, out, lambda done, all_: bar.update(task, completed=done, total=all_))
+    best = built.best()
+    typer.echo(f"{len(built):,} networks, best mean accuracy {float(best.mean):.2f} %: {out / 'table.json'}")
 
 
 @bench_app.command("fetch")

@@ -1,0 +1,198 @@
+"""Building a table: every network of a small space, trained from scratch by several seeds.
+
+A job is one (widths, seed). Jobs run in worker processes, on this machine (several share one GPU: small networks
+leave most of it idle) or, with Ray, on many. Each result is a line of ``results.jsonl``, written as it comes, so a
+build that was stopped anywhere goes on; a worker that dies is replaced and its job done again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bcnet.bench.table import ChannelBench
+from bcnet.errors import BcnetError
+from bcnet.optim import Optimisation
+
+TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
+"""How the released tables were trained, with batches of 256, crops and flips."""
+
+LIVES = 5
+"""How often dying workers are replaced before the build gives up."""
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """What to train: ``model`` and ``data`` as the command line names them, the candidates, and the recipe."""
+
+    model: str
+    data: str
+    groups: int = 4
+    base: int = 1
+    ignore: tuple[str, ...] = ()
+    seeds: int = 3
+    batch: int = 256
+    optimisation: Optimisation = field(default_factory=lambda: TABLE_RECIPE)
+    workers: int = 1
+    engine: str = "processes"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("processes", "ray"):
+            raise BcnetError(f"engine is {self.engine!r}, but it must be processes or ray")
+        if self.seeds < 1 or self.workers < 1:
+            raise BcnetError("a table needs at least 1 seed and 1 worker")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the results; where they are computed does not."""
+        found = asdict(self)
+        for name in ("workers", "engine", "device"):
+            del found[name]
+        return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+Job = tuple[int, int]
+"""Index of the widths in the table's order, and the seed."""
+
+
+def build_table(
+    config: BuildConfig, folder: str | Path, progress: Callable[[int, int], None] | None = None
+) -> ChannelBench:
+    """Train all networks and write ``table.json`` in the released schema into ``folder``; goes on where it stopped.
+
+    Accuracies are those of the best epoch on the test set, as in the released tables; ``results.jsonl`` also
+    holds those of the last epoch.
+    """
+    space = _space(config)
+    table = ChannelBench(space, np.zeros((space.size, config.seeds)))
+    place = Path(folder)
+    results = _Results(place, config)
+    jobs = [(i, s) for i in range(len(table)) for s in range(config.seeds)]
+    todo = [job for job in jobs if job not in results.best]
+    run = _over_ray if config.engine == "ray" else _over_processes
+    for job, row in run(config, todo):
+        results.add(job, row)
+        if progress is not None:
+            progress(len(results.best), len(jobs))
+    accuracies = np.array([[results.best[i, s] for s in range(config.seeds)] for i in range(len(table))])
+    finished = ChannelBench(space, accuracies)
+    finished.save(place / "table.json")
+    return finished
+
+
+class _Results:
+    """The lines of ``results.jsonl``; a last line cut short by a kill is dropped."""
+
+    def __init__(self, folder: Path, config: BuildConfig):
+        self.file = folder / "results.jsonl"
+        self.best: dict[Job, float] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = self.file.read_text().split("\n") if self.file.exists() else []
+        except OSError as error:
+            raise BcnetError(f"the folder {folder} cannot be used: {error.strerror or error}") from None
+        head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
+        if lines and lines[0] != head:
+            raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")
+        whole = [head, *(line for line in lines[1:-1] if line)]
+        self._rewrite(whole)
+        for line in whole[1:]:
+            row = json.loads(line)
+            self.best[row["widths"], row["seed"]] = row["best"]
+
+    def _rewrite(self, lines: list[str]) -> None:
+        temporary = self.file.with_suffix(".new")
+        temporary.write_text("\n".join(lines) + "\n")
+        os.replace(temporary, self.file)
+
+    def add(self, job: Job, row: dict[str, float]) -> None:
+        with open(self.file, "a") as file:
+            file.write(json.dumps({"widths": job[0], "seed": job[1], **row}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.best[job] = row["best"]
+
+
+def _over_processes(config: BuildConfig, todo: list[Job]) -> Iterator[tuple[Job, dict[str, float]]]:
+    """Run jobs in worker processes; a broken pool is replaced, and what it had not finished is run again."""
+    left = list(todo)
+    for _ in range(LIVES):
+        done: set[Job] = set()
+        try:
+            with ProcessPoolExecutor(config.workers, mp_context=get_context("spawn")) as pool:
+                waiting: dict[Future[dict[str, float]], Job] = {pool.submit(train_one, config, j): j for j in left}
+                while waiting:
+                    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                        job = waiting.pop(future)
+                        row = future.result()
+                        done.add(job)
+                        yield job, row
+        except BrokenProcessPool:
+            left = [job for job in left if job not in done]
+            continue
+        return
+    raise BcnetError(f"workers died {LIVES} times, the last time with {len(left)} jobs left: is there enough memory?")
+
+
+def _over_ray(config: BuildConfig, todo: list[Job]) -> Iterator[tuple[Job, dict[str, float]]]:
+    try:
+        import ray
+    except ImportError:
+        raise BcnetError('spreading over machines needs ray: pip install "bcnet[ray]"') from None
+    ray.init(ignore_reinit_error=True, logging_level="error")
+    share = {"num_gpus": 1 / config.workers} if config.device.startswith("cuda") else {"num_cpus": 1}
+    remote = ray.remote(max_retries=LIVES, **share)(train_one)
+    waiting = {remote.remote(config, job): job for job in todo}
+    while waiting:
+        ready, _ = ray.wait(list(waiting))
+        for reference in ready:
+            yield waiting.pop(reference), ray.get(reference)
+
+
+def _space(config: BuildConfig) -> Any:
+    from bcnet.sources import load_model
+
+    source = load_model(config.model)
+    return source.space(groups=config.groups, base=config.base, ignore=config.ignore)
+
+
+@cache
+def _prepared(config: BuildConfig) -> tuple[Any, Any]:
+    """Space and data of a worker, loaded once."""
+    from bcnet.data import LoadOptions, load_data
+
+    data = load_data(config.data, device=config.device, options=LoadOptions(batch_size=config.batch))
+    return _space(config), data
+
+
+def train_one(config: BuildConfig, job: Job) -> dict[str, float]:
+    """Train one network from scratch; accuracy in percent of its best and its last epoch on the test set."""
+    import torch
+
+    from bcnet.retrain import Retraining, evaluate, retrain
+
+    torch.set_num_threads(1)
+    space, data = _prepared(config)
+    index, seed = job
+    torch.manual_seed(seed)
+    table = ChannelBench(space, np.zeros((space.size, 1)))
+    network = space.build(table.widths[index]).to(config.device)
+    source, bf16 = data.whole or data.train, config.optimisation.bf16
+    scores: list[float] = []
+
+    def score_epochs(state: Any) -> None:
+        if state.step % len(source) == 0:
+            scores.append(100 * evaluate(network, data.test, bf16=bf16)["score"])
+
+    retrain(network, source, Retraining(config.optimisation, seed=seed), progress=score_epochs)
+    return {"best": max(scores), "last": scores[-1]}

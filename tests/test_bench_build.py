@@ -1,0 +1,80 @@
+"""Building a table on a tiny space: complete, resumable, and indifferent to a worker's death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bcnet.bench.build import BuildConfig, build_table
+from bcnet.errors import BcnetError
+from bcnet.optim import Optimisation
+
+NET = """
+from torch import nn
+
+def tiny():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Conv2d(4, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10),
+    )
+
+tiny.input_shape = (1, 8, 8)
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> BuildConfig:
+    file = tmp_path / "tiny.py"
+    file.write_text(NET)
+    recipe = Optimisation(epochs=1, lr=0.1, nesterov=False, weight_decay=5e-4)
+    return BuildConfig(f"{file}:tiny", "digits", groups=2, seeds=2, batch=128, optimisation=recipe)
+
+
+def test_a_table_is_built_resumed_and_readable(config: BuildConfig, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    table = build_table(config, tmp_path / "a", lambda done, all_: seen.append((done, all_)))
+    assert seen[-1] == (8, 8)
+    assert table.acc.shape == (4, 2)
+    lines = (tmp_path / "a" / "results.jsonl").read_text().splitlines()
+    rows = {(r["widths"], r["seed"]): r["best"] for r in map(json.loads, lines[1:])}
+    assert all(table.acc[i, s] == pytest.approx(best) for (i, s), best in rows.items())
+
+    # A run stopped after three results, the fourth cut short, ends with the same table.
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "results.jsonl").write_text("\n".join(lines[:4]) + "\n" + lines[4][:10])
+    resumed: list[int] = []
+    again = build_table(config, tmp_path / "b", lambda done, all_: resumed.append(done))
+    assert resumed == [4, 5, 6, 7, 8]
+    assert (again.acc == table.acc).all()
+
+    with pytest.raises(BcnetError, match="belongs to a build of other settings: choose another folder"):
+        build_table(replace(config, seeds=1), tmp_path / "a")
+
+
+def test_a_killed_worker_is_replaced(config: BuildConfig, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill_a_worker(done: int, _: int) -> None:
+        if done == 2 and not killed:
+            workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+            killed.append(workers[0].pid)
+            os.kill(workers[0].pid, signal.SIGKILL)
+
+    table = build_table(config, tmp_path / "c", kill_a_worker)
+    assert killed
+    assert len((tmp_path / "c" / "results.jsonl").read_text().splitlines()) == 9
+    assert (table.acc > 0).all()
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(BcnetError, match="^engine is 'threads', but it must be processes or ray$"):
+        BuildConfig("zoo:digits_cnn", "digits", engine="threads")
+    with pytest.raises(BcnetError, match="^a table needs at least 1 seed and 1 worker$"):
+        BuildConfig("zoo:digits_cnn", "digits", seeds=0)
