@@ -4,8 +4,9 @@ Transformable Architecture Search").
 Every variable has logits over its candidates. A step samples two candidates of each by Gumbel-softmax; a
 layer runs at the wider one, its output at the narrower one is brought to the same number of channels by
 channel-wise interpolation (adaptive average pooling over channels), and the two are mixed by their
-probabilities; two such passes a step count as four paths. Weights learn from training images, logits from held-out ones, with no FLOPs term: widths are
-ranked here, not chosen. Paths are then scored like UA's, from the left.
+probabilities; two such passes a step count as four paths. Weights learn from training images, logits from
+held-out ones, with no FLOPs term: widths are ranked here, not chosen. Paths are then scored like UA's, from
+the left.
 """
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ def rank_space(
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Train a supernet, score every network of the space with it, and correlate with the table."""
+    from dataclasses import replace
+
     import torch
 
     from bcnet.bench.rank import RankConfig, rank
@@ -89,8 +91,10 @@ def rank_space(
     except ValueError:
         raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    settings = {"epochs": epochs, "lr": lr, "complement": complement, "sides": sides, "base": base}
-    configs = [RankConfig(space, method, seed=n, bf16=where != "cpu", **settings) for n in numbers]
+    first = RankConfig(
+        space, method, epochs, lr=lr, bf16=where != "cpu", complement=complement, sides=sides, base=base
+    )
+    configs = [replace(first, seed=n) for n in numbers]
     loaded = ChannelBench.load(space, path)
     if not data:
         raise BcnetError("rank trains on CIFAR-10: say where it lies with --data cifar10:FOLDER")
