@@ -30,7 +30,7 @@ class Tuning:
     reduce: tuple[int, int] = (32, 4)
     apply: tuple[int, int] = (64, 4)
     depthwise: tuple[int, int] = (64, 4)
-    depthwise_back: tuple[int, int] = (64, 4)
+    depthwise_back: tuple[int, int] = (32, 4)
     programs: int = 132 * 8
 
 

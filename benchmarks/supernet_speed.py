@@ -1,0 +1,461 @@
+"""Measures a training step of the supernet: the plain and the fused engine on CUDA, paths against plain networks on CPU.
+
+    python benchmarks/supernet_speed.py --device cuda --out docs/results/supernet-speed-cuda.json
+    python benchmarks/supernet_speed.py --device cpu --out docs/results/supernet-speed-cpu.json
+
+Variants take turns in one process; figures are medians after a warm-up. See docs/results/supernet-speed.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bcnet.space.network import trace
+from bcnet.supernet.fused import FusedEngine, PlainEngine
+from bcnet.supernet.supernet import Supernet
+from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
+
+NETWORKS = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
+GOALS_MS = {"mobilenet": 9.0, "resnet": 14.0}
+
+
+def attempt(name: str, call: Callable[[], Any]) -> Any:
+    """The result of ``call``, or a record of its failure: one broken variant must not hide the others."""
+    try:
+        return call()
+    except Exception as error:
+        print(f"FAILED {name}: {error}", flush=True)
+        traceback.print_exc(limit=-4)
+        return {"error": f"{type(error).__name__}: {str(error)[:400]}"}
+
+
+def say(text: str) -> None:
+    print(f"[{time.perf_counter() - START:6.1f}s] {text}", flush=True)
+
+
+def supernet(name: str, device: str) -> Supernet:
+    torch.manual_seed(0)
+    space = trace(NETWORKS[name](), torch.randn(2, 3, 32, 32), groups=4)
+    net = Supernet(space, "bcv2").to(device, memory_format=torch.channels_last)
+    return net.train()
+
+
+def four_paths(net: Supernet, rng: np.random.Generator) -> list[Any]:
+    widths = net.space.sample(rng)[0]
+    pairs = zip(net.space.variables, widths.tolist(), strict=True)
+    other = np.array([net.principle.complement(v, w) for v, w in pairs])
+    return [(w, side) for w in (widths, other) for side in ("left", "right")]
+
+
+class JointEngine(PlainEngine):
+    """The losses of all paths summed, one backward: what a first try writes."""
+
+    def step(self, x: Any, y: Any, paths: Any, weights: Any = None, smoothing: float = 0) -> Any:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
+            losses = torch.stack([F.cross_entropy(self.net(x, w, s), y) for w, s in paths])
+        losses.mean().backward()
+        return losses.detach()
+
+
+# --- CUDA ------------------------------------------------------------------------------------------------------------
+
+
+def batches(batch: int) -> Iterator[Any]:
+    """Endless augmented batches of random images on the device."""
+    from bcnet.data.device import DeviceData
+    from bcnet.data.options import LoadOptions
+
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (8192, 3, 32, 32), dtype=torch.uint8, generator=rng)
+    labels = torch.randint(0, 10, (8192,), generator=rng)
+    data = DeviceData(images, labels, mean=[127.0] * 3, std=[64.0] * 3, classes=10, pad=4, device="cuda")
+    source = data.train(LoadOptions(batch_size=batch, crop=4, flip=True, channels_last=True))
+    for epoch in range(1_000_000):
+        yield from source.batches(epoch)
+
+
+class Variant:
+    """A supernet, an engine, an optimizer and its data: ``step()`` is one training step."""
+
+    def __init__(self, network: str, engine: str, batch: int):
+        self.net = supernet(network, "cuda")
+        fused = engine.startswith("fused")
+        if engine == "joint":
+            self.engine: Any = JointEngine(self.net, True)
+        elif engine == "plain":
+            self.engine = PlainEngine(self.net, True)
+        else:
+            self.engine = FusedEngine(self.net, together="single" not in engine)
+        self.optimizer = torch.optim.SGD(
+            self.net.parameters(), 0.01, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=fused or None
+        )
+        self.keep = fused
+        self.data = batches(batch)
+        rng = np.random.default_rng(1)
+        self.paths = [four_paths(self.net, rng) for _ in range(16)]
+        self.count = 0
+
+    def step(self) -> Any:
+        x, y = next(self.data)
+        self.count += 1
+        losses = self.engine.step(x, y, self.paths[self.count % len(self.paths)])
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not self.keep)
+        return losses
+
+
+def check_cuda(network: str, batch: int) -> dict[str, Any]:
+    """The fused engine against float32 autograd, and bf16 autocast against the same, on one batch."""
+    net = supernet(network, "cuda")
+    for p in net.parameters():
+        if p.dim() == 1:
+            torch.nn.init.uniform_(p, 0.5, 1.5)
+    x = torch.randn(batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (batch,), device="cuda")
+    paths = four_paths(net, np.random.default_rng(5))
+    torch.backends.cudnn.allow_tf32 = False
+    found = {}
+    for name, engine in {
+        "float32": PlainEngine(net, False),
+        "autocast": PlainEngine(net, True),
+        "fused": FusedEngine(net),
+        "fused single": FusedEngine(net, together=False),
+    }.items():
+        net.zero_grad(set_to_none=True)
+        losses = attempt(name, lambda engine=engine: engine.step(x, y, paths, smoothing=0.1))
+        if isinstance(losses, torch.Tensor):
+            found[name] = losses.cpu(), {n: p.grad.clone() for n, p in net.named_parameters()}
+    torch.backends.cudnn.allow_tf32 = True
+    exact_loss, exact = found.pop("float32")
+    whole = {n: g.norm() for n, g in exact.items()}
+    report: dict[str, Any] = {"losses": exact_loss.tolist()}
+    for name, (losses, grads) in found.items():
+        errors = {n: float((grads[n] - exact[n]).norm() / whole[n]) for n in exact if whole[n] > 1e-5}
+        worst = max(errors, key=lambda n: errors[n] if np.isfinite(errors[n]) else np.inf)
+        report[name] = {
+            "loss": float((losses - exact_loss).abs().max()),
+            "gradient_median": float(np.median(list(errors.values()))),
+            "gradient_worst": [worst, errors[worst]],
+        }
+    return report
+
+
+def time_cuda(network: str, batch: int, engines: list[str], rounds: int, steps: int) -> dict[str, Any]:
+    """Milliseconds a step (wall clock, variants in turn), launching alone, and peak memory."""
+    torch.cuda.empty_cache()
+    variants: dict[str, Variant] = {}
+    results: dict[str, Any] = {}
+    for name in engines:
+
+        def prepare(name: str = name) -> None:
+            variant = Variant(network, name, batch)
+            for _ in range(16):
+                variant.step()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            for _ in range(4):
+                variant.step()
+            torch.cuda.synchronize()
+            results[name] = {"peak_mib": round((torch.cuda.max_memory_allocated() - before) / 2**20)}
+            variants[name] = variant
+
+        failed = attempt(f"{network} {name}", prepare)
+        if failed:
+            results[name] = failed
+        else:
+            say(f"{network} {name} is warm")
+    taken: dict[str, list[float]] = {n: [] for n in variants}
+    launched: dict[str, list[float]] = {n: [] for n in variants}
+    for _ in range(rounds):
+        for name, variant in variants.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(steps):
+                variant.step()
+            torch.cuda.synchronize()
+            taken[name].append((time.perf_counter() - start) / steps * 1e3)
+            for _ in range(2):
+                start = time.perf_counter()
+                variant.step()
+                launched[name].append((time.perf_counter() - start) * 1e3)
+                torch.cuda.synchronize()
+    for name, variant in variants.items():
+        profile = attempt(f"profile {name}", lambda v=variant: kernel_times(v, 4))
+        results[name] |= {
+            "step_ms": round(float(np.median(taken[name])), 3),
+            "spread_ms": [round(min(taken[name]), 3), round(max(taken[name]), 3)],
+            "launch_ms": round(float(np.median(launched[name])), 3),
+            "images_paths_per_second": round(batch * 4 / float(np.median(taken[name])) * 1e3),
+            **profile,
+        }
+    return results
+
+
+def kernel_times(variant: Variant, steps: int) -> dict[str, Any]:
+    """Busy time of the GPU a step, launches a step, and the kernels that took it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(steps):
+            variant.step()
+        torch.cuda.synchronize()
+    rows = [(e.key, e.self_device_time_total / steps / 1e3, e.count / steps) for e in found.key_averages()]
+    rows = sorted((r for r in rows if r[1] > 0), key=lambda r: -r[1])
+    return {
+        "gpu_ms": round(sum(r[1] for r in rows), 3),
+        "kernels": round(sum(r[2] for r in rows)),
+        "table": [[name[:110], round(ms, 4), round(count, 1)] for name, ms, count in rows[:28]],
+    }
+
+
+def micro_cuda() -> dict[str, Any]:
+    """Single kernels on the largest layers of the MobileNet space at average widths, against the copy's bandwidth."""
+    import triton
+    from triton.testing import do_bench
+
+    from bcnet.supernet.fused import kernels
+    from bcnet.supernet.fused.values import Gradient, Window
+
+    def once(call: Callable[[], Any]) -> float:
+        return float(do_bench(call, warmup=10, rep=40, return_mode="median"))
+
+    results: dict[str, Any] = {}
+    source = torch.randn(2**28, device="cuda", dtype=torch.bfloat16)
+    copy_ms = once(lambda: source.clone())
+    results["copy_tb_s"] = round(2 * source.numel() * 2 / copy_ms / 1e9, 2)
+    del source
+    rows, channels, narrow, sides = 65536, 480, 96, 2
+    one = sides * rows * channels * 2
+    y = torch.randn(sides, rows, channels, device="cuda", dtype=torch.bfloat16)
+    d = torch.randn_like(y)
+    gamma, beta = torch.ones(sides, channels, device="cuda"), torch.zeros(sides, channels, device="cuda")
+    sums, found = (torch.zeros(sides, 2, channels, device="cuda") for _ in range(2))
+    window = Window(256, 16, 16, 3, 1, (1, 1))
+    weight = torch.randn(sides, channels, 9, device="cuda", dtype=torch.bfloat16)
+    dw = torch.zeros(sides, channels, 9, device="cuda")
+    out = torch.empty_like(y)
+
+    def speed(name: str, moved: float, call: Callable[[], Any]) -> None:
+        ms = attempt(name, lambda: once(call))
+        results[name] = ms if isinstance(ms, dict) else {"ms": round(ms, 4), "tb_s": round(moved / ms / 1e9, 2)}
+
+    def norm() -> None:
+        kernels.norm_forward(y.unbind(0), gamma, beta, 1e-5, 1, None, sums)
+
+    def norm_back() -> None:
+        grads = [Gradient(d.unbind(0), d)]
+        kernels.norm_backward(
+            grads, y.unbind(0), gamma, beta, 1e-5, 1, None, sums, out.unbind(0), found, False
+        )
+
+    standard = kernels.tuning
+    until = time.perf_counter() + 75
+    for rows_each, warps, most in ((32, 4, 64), (16, 4, 64), (32, 4, 128), (32, 8, 128), (64, 4, 32), (64, 8, 64)):
+        if time.perf_counter() > until:
+            break
+        blocks = (rows_each, warps)
+        for each in (4, 8, 16):
+            kernels.tuning = kernels.Tuning(most, blocks, blocks, blocks, blocks, 132 * each)
+            key = f"rows {rows_each} warps {warps} channels {most} programs {each}"
+            speed(f"norm forward, {key}", 3 * one, norm)
+            speed(f"norm backward, {key}", 5 * one, norm_back)
+            speed(f"depthwise backward, {key}", 3 * one, lambda: kernels.depthwise_backward(d, y, weight, window, dw))
+        speed(f"depthwise forward, {key}", 2 * one, lambda: kernels.depthwise_forward(y, weight, window))
+    kernels.tuning = standard
+    image = y[0].view(256, 16, 16, channels).permute(0, 3, 1, 2)
+    dimage = d[0].view(256, 16, 16, channels).permute(0, 3, 1, 2)
+    kernel = weight[0].view(channels, 1, 3, 3)
+    args = ([1, 1], [1, 1], [1, 1], False, [0, 0], channels)
+    speed("cudnn depthwise forward, one side", one, lambda: torch.ops.aten.convolution(image, kernel, None, *args))
+    speed(
+        "cudnn depthwise backward, one side",
+        1.5 * one,
+        lambda: torch.ops.aten.convolution_backward(dimage, image, kernel, None, *args, [True, True, False]),
+    )
+    small = torch.randn(sides, rows, narrow, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(sides, channels, narrow, device="cuda", dtype=torch.bfloat16)
+    both = one + small.numel() * 2
+    speed("expand, bmm", both, lambda: torch.bmm(small, w.transpose(1, 2)))
+    speed("expand, two mm", both, lambda: [small[s] @ w[s].t() for s in range(2)])
+    speed("project, bmm", both, lambda: torch.bmm(y, w))
+    speed("project, baddbmm_", both, lambda: small.baddbmm_(y, w))
+    for parts in (1, 4, 8, 16, 32, 64):
+        cut = (sides * parts, rows // parts, -1)
+        speed(
+            f"weight gradient, bmm in {parts} parts",
+            both,
+            lambda cut=cut: torch.bmm(y.view(cut).transpose(1, 2), small.view(cut)),
+        )
+    speed("weight gradient, two mm", both, lambda: [y[s].t() @ small[s] for s in range(2)])
+    results["triton"] = triton.__version__
+    for name, row in results.items():
+        if isinstance(row, dict) and "ms" in row:
+            print(f"  {name:75s} {row['ms']:8.4f} ms {row['tb_s']:6.2f} TB/s", flush=True)
+    return results
+
+
+def on_cuda(args: argparse.Namespace) -> dict[str, Any]:
+    results: dict[str, Any] = {"device": torch.cuda.get_device_name()}
+    for name in args.networks:
+        results[f"check {name}"] = attempt(f"check {name}", lambda name=name: check_cuda(name, 64))
+        say(f"check {name}: {json.dumps(results[f'check {name}'])}")
+    engines = ["joint", "plain", "fused single", "fused"]
+    for name in args.networks:
+        results[f"{name} 256"] = attempt(name, lambda name=name: time_cuda(name, 256, engines, args.rounds, 16))
+    results["micro"] = attempt("micro", micro_cuda) if args.micro else {}
+    for name in args.networks:
+        results[f"{name} 1024"] = attempt(
+            name, lambda name=name: time_cuda(name, 1024, ["plain", "fused"], max(2, args.rounds // 2), 8)
+        )
+    return results
+
+
+def show_cuda(results: dict[str, Any], networks: list[str]) -> None:
+    for name in networks:
+        for row in results.get(f"{name} 256", {}).get("fused", {}).get("table", []):
+            print(f"  {name} {row[1]:8.4f} ms {row[2]:6.1f} x {row[0]}")
+    print(f"{'network batch':16s} {'engine':14s} {'step':>8s} {'gpu':>8s} {'launch':>8s} kernels  img·paths/s  peak MiB")
+    for name in networks:
+        for batch in (256, 1024):
+            for engine, r in results.get(f"{name} {batch}", {}).items():
+                if "step_ms" not in r:
+                    print(f"{name} {batch} {engine}: {r}")
+                    continue
+                print(
+                    f"{name + ' ' + str(batch):16s} {engine:14s} {r['step_ms']:8.2f} {r.get('gpu_ms', 0):8.2f} "
+                    f"{r['launch_ms']:8.2f} {r.get('kernels', 0):7d} {r['images_paths_per_second']:12d} {r['peak_mib']:9d}"
+                )
+
+
+# --- CPU -------------------------------------------------------------------------------------------------------------
+
+
+def cpu_network(name: str) -> Any:
+    from bcnet.zoo.mobilenet import mobilenetv2_cifar
+
+    return NETWORKS[name]() if name in NETWORKS else mobilenetv2_cifar()
+
+
+def one_pass(run: Callable[[], torch.Tensor], y: torch.Tensor) -> None:
+    F.cross_entropy(run(), y).backward()
+
+
+def alternate(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each call, taken in turn."""
+    for call in calls.values():
+        call()
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            taken[name].append((time.perf_counter() - start) * 1e3)
+    return {name: round(float(np.median(t)), 2) for name, t in taken.items()}
+
+
+def time_cpu(name: str, batch: int, rounds: int) -> dict[str, float]:
+    """A path against the plain network of the same widths, in both memory formats."""
+    torch.manual_seed(0)
+    space = trace(cpu_network(name), torch.randn(2, 3, 32, 32), groups=4)
+    widths = space.sample(np.random.default_rng(0))[0]
+    y = torch.randint(0, 10, (batch,))
+    calls: dict[str, Callable[[], None]] = {}
+    for label, order in (("", torch.contiguous_format), ("channels-last ", torch.channels_last)):
+        x = torch.randn(batch, 3, 32, 32).to(memory_format=order)
+        net = Supernet(space, "bcv2").to(memory_format=order).train()
+        plain = space.build(widths, weights_of=net, side="right").to(memory_format=order).train()
+        calls[f"{label}path"] = lambda net=net, x=x: one_pass(lambda: net(x, widths, "right"), y)
+        calls[f"{label}plain"] = lambda plain=plain, x=x: one_pass(lambda: plain(x), y)
+    return alternate(calls, rounds)
+
+
+def saved_bytes(net: Supernet, x: torch.Tensor, y: torch.Tensor, paths: list[Any]) -> int:
+    """Bytes of distinct tensors that autograd keeps for the backward of the summed losses, without parameters."""
+    own = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        torch.stack([F.cross_entropy(net(x, w, s), y) for w, s in paths]).mean().backward()
+    return sum(kept.values())
+
+
+def memory_cpu(name: str, batch: int) -> dict[str, float]:
+    torch.manual_seed(0)
+    net = Supernet(trace(cpu_network(name), torch.randn(2, 3, 32, 32), groups=4), "bcv2").train()
+    paths = four_paths(net, np.random.default_rng(0))
+    x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+    joint, alternating = saved_bytes(net, x, y, paths[:2]), saved_bytes(net, x, y, paths[:1])
+    return {"joint_mib": joint / 2**20, "alternating_mib": alternating / 2**20, "ratio": alternating / joint}
+
+
+def on_cpu(args: argparse.Namespace) -> dict[str, Any]:
+    from bcnet.supernet.allocator import tune_allocator
+
+    torch.set_num_threads(2)
+    results: dict[str, Any] = {"device": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"}
+    names = ["mobilenet", "mobilenetv2"]
+    for tuned in (False, True):
+        if tuned:
+            results["allocator tuned"] = tune_allocator()
+        for name in names:
+            key = f"{name}{' tuned' if tuned else ''}"
+            results[key] = attempt(key, lambda name=name: time_cpu(name, args.batch, args.rounds))
+            say(f"{key}: {results[key]}")
+    for name in names:
+        results[f"memory {name}"] = attempt(name, lambda name=name: memory_cpu(name, args.batch))
+        say(f"memory {name}: {results[f'memory {name}']}")
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=32, help="images of a batch on CPU")
+    parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--micro", action="store_true", help="also time single kernels at several block sizes")
+    args = parser.parse_args()
+    results: dict[str, Any] = {
+        "command": "python benchmarks/supernet_speed.py " + " ".join(sys.argv[1:]),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"torch {torch.__version__}",
+    }
+    results |= on_cuda(args) if args.device == "cuda" else on_cpu(args)
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    if args.device == "cuda":
+        show_cuda(results, args.networks)
+
+
+START = time.perf_counter()
+
+if __name__ == "__main__":
+    main()
