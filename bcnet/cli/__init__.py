@@ -14,6 +14,8 @@ from bcnet.cli.bench import bench_app
 from bcnet.cli.console import OneLineErrors
 from bcnet.cli.fairness import show_fairness
 from bcnet.cli.inspect import list_models, show_cost, show_model
+from bcnet.cli.recipe import recipe_app
+from bcnet.cli.run import add_run_commands
 
 app = typer.Typer(
     cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100}
@@ -38,6 +40,8 @@ def _root(
         typer.echo(context.get_help())
 
 
+add_run_commands(app)
+app.add_typer(recipe_app, name="recipe")
 app.command("models")(list_models)
 app.command("show")(show_model)
 app.command("cost")(show_cost)

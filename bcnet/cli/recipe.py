@@ -1,0 +1,69 @@
+"""``bcnet recipe list``, ``show`` and ``check``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bcnet.cli.console import JSON_OPTION, OneLineErrors, console, print_json, table
+
+recipe_app = typer.Typer(cls=OneLineErrors, help="Recipes: everything a run does, as a file.", no_args_is_help=True)
+
+PLACE_ARGUMENT = typer.Argument(metavar="RECIPE", help="A recipe's name or its file.")
+
+
+@recipe_app.command("list")
+def list_recipes(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
+    """List the recipes that come with bcnet."""
+    from bcnet.recipe import Recipe, names
+
+    recipes = {name: Recipe.read(name) for name in names()}
+    if as_json:
+        print_json({"recipes": [{"name": name, **recipe.to_dict()} for name, recipe in recipes.items()]})
+        return
+    table(
+        "Recipes: bcnet run --recipe NAME",
+        ["name", "model", "data", "budget", "the paper's budgets", "supernet, retrain epochs"],
+        [
+            (
+                name,
+                r.model,
+                r.data,
+                ", ".join(r.budgets),
+                ", ".join(r.paper_budgets) or "-",
+                f"{r.supernet.epochs}, {r.retrain.epochs}",
+            )
+            for name, r in recipes.items()
+        ],
+    )
+
+
+@recipe_app.command("show")
+def show_recipe(
+    place: Annotated[str, PLACE_ARGUMENT] = "digits",
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Print a recipe with every key, as YAML to start your own from."""
+    from bcnet.recipe import Recipe
+
+    recipe = Recipe.read(place)
+    if as_json:
+        print_json(recipe.to_dict())
+    else:
+        print(recipe.to_yaml(), end="")
+
+
+@recipe_app.command("check")
+def check_recipe(place: Annotated[str, PLACE_ARGUMENT]) -> None:
+    """Say whether a recipe is in order: its keys, its network, and its budgets for that network."""
+    from bcnet.recipe import Recipe
+    from bcnet.search import Limits
+    from bcnet.sources import load_model
+
+    recipe = Recipe.read(place)
+    grid = {"groups": recipe.groups, "base": recipe.base, "round_to": recipe.round_to}
+    space = load_model(recipe.model, recipe.input).space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
+    Limits(space, space.costs, recipe.budgets).check()
+    text = f"{place} is in order: {recipe.model}, {len(space)} width variables, within {', '.join(recipe.budgets)}"
+    console().print(text, soft_wrap=True)

@@ -1,0 +1,202 @@
+"""A run: its recipe, its folder, and what both describe (network, width space, data), made when first asked for.
+
+This is what the stages, the report and the export read::
+
+    run = Run("runs/digits_cnn-1")
+    run.space, run.data, run.read("search")["best"]["widths"], run.network("found")
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bcnet import __version__
+from bcnet.data.load import load_data
+from bcnet.data.source import Data
+from bcnet.errors import BcnetError
+from bcnet.recipe import Recipe
+from bcnet.runfolder import RunFolder
+from bcnet.search.budget import Budget, Limits, parse_budget
+from bcnet.sources import Source, load_model
+from bcnet.space.cost import Cost
+from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.widths import Widths
+from bcnet.supernet.supernet import Supernet
+from bcnet.task import Task
+
+PYTHON = "python"
+"""What stands for model and data in the recipe of a run that was given Python objects."""
+
+
+class Listener:
+    """Hears what a run does; this one is silent."""
+
+    def stage(self, name: str, about: str) -> None:
+        """A stage begins."""
+
+    def step(self, name: str, done: int, total: int, figures: dict[str, float]) -> None:
+        """A stage, or a network of it, has done so much."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+
+class Run(RunFolder):
+    """A run folder with the objects its recipe names; a run from Python is given them."""
+
+    def __init__(self, folder: str | Path, device: str | None = None):
+        super().__init__(folder)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.listener = Listener()
+        self.task_given: Task | None = None
+
+    def give(self, source: Source, data: Data, task: Task | None) -> None:
+        """Use these instead of what the recipe names."""
+        self.source, self.data, self.task_given = source, data, task
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return super().recipe
+
+    @cached_property
+    def source(self) -> Source:
+        """The network as it was given, on the run's device."""
+        recipe = self.recipe
+        if PYTHON in (recipe.model, recipe.data):
+            raise BcnetError(
+                f"{self.folder} was made from Python: go on with bcnet.slim(..., out={str(self.folder)!r})"
+            )
+        torch.manual_seed(recipe.seed)
+        source = load_model(recipe.model, recipe.input, self.data.classes)
+        return replace(source, model=source.model.to(self.device), example=source.example.to(self.device))
+
+    @cached_property
+    def data(self) -> Data:
+        r = self.recipe
+        return load_data(r.data, val_fraction=r.val_fraction, seed=r.seed, device=self.device, options=r.loading)
+
+    @cached_property
+    def task(self) -> Task:
+        """What networks are scored by; training has label smoothing of its own."""
+        return self.task_given or Task.classification()
+
+    @cached_property
+    def space(self) -> NetworkSpace:
+        r = self.recipe
+        space = self.source.space(groups=r.groups, base=r.base, round_to=r.round_to, ignore=r.ignore, squeeze=r.squeeze)
+        if r.widen == 1:
+            return space
+        units = np.array([v.unit for v in space.variables])
+        wide = space.build(np.floor(space.max * r.widen / units).astype(np.int64) * units, grow=True)
+        kept = () if r.squeeze else self.source.kept
+        grid = {"groups": r.groups, "base": r.base, "round_to": r.round_to}
+        return trace(wide, self.source.example, ignore=(*r.ignore, *kept), init=self.source.init, **grid)
+
+    @cached_property
+    def full(self) -> Widths:
+        """The widths of the network as it was given, (L,)."""
+        if self.recipe.widen == 1:
+            return self.space.max
+        r = self.recipe
+        return self.source.space(
+            groups=r.groups, base=r.base, round_to=r.round_to, ignore=r.ignore, squeeze=r.squeeze
+        ).max
+
+    @cached_property
+    def costs(self) -> dict[str, Cost]:
+        return dict(self.space.costs)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The budgets, percentages being of the network as it was given."""
+        return Limits(self.space, self.costs, [self._budget(text) for text in self.recipe.budgets])
+
+    def _budget(self, text: str) -> Budget:
+        budget = parse_budget(text, self.costs, self.space)
+        if not text.rstrip().endswith("%"):
+            return budget
+        cost = self.costs[budget.name]
+        return replace(budget, limit=budget.limit * int(cost(self.full)[0]) / int(cost(self.space.max)[0]))
+
+    def cost_of(self, widths: Any) -> dict[str, int]:
+        """Every cost of one network."""
+        return {name: int(cost(np.asarray(widths))[0]) for name, cost in self.costs.items()}
+
+    def fresh(self, widths: Any) -> nn.Module:
+        """A network at ``widths`` with the weights that this run's seed draws."""
+        torch.manual_seed(self.recipe.seed)
+        return self.space.build(np.asarray(widths)).to(self.device)
+
+    def network(self, name: str = "found") -> nn.Module:
+        """A retrained network by name (``found``, ``uniform``, ``full``, ``random``), in evaluation mode."""
+        network = self.fresh(self.read(f"retrain/{name}")["widths"])
+        network.load_state_dict(self.tensors(f"retrain/{name}"))
+        if self.recipe.channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return network.eval()
+
+    def supernet(self) -> Supernet:
+        """The trained supernet, in evaluation mode."""
+        net = self.fresh_supernet()
+        state = {k.removeprefix("net."): t for k, t in self.tensors("train").items() if k.startswith("net.")}
+        net.load_state_dict(state)
+        if self.recipe.channels_last:
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net.eval()
+
+    def fresh_supernet(self) -> Supernet:
+        torch.manual_seed(self.recipe.seed)
+        return Supernet(self.space, self.recipe.paths.principle).to(self.device)
+
+
+def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:
+    """What run.json says: which program, how it was called, and where."""
+    packages = ("torch", "numpy", "scipy", "pymoo", "pydantic", "safetensors", "scikit-learn", "timm", "torchvision")
+    return {
+        "bcnet": __version__,
+        "command": command,
+        "seed": recipe.seed,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": {"python": platform.python_version(), **{p: v for p in packages if (v := _version(p))}},
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        },
+        "device": device,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of bcnet's own checkout, where it is one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+def command_line() -> list[str]:
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

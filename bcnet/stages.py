@@ -1,0 +1,335 @@
+"""The stages of a run, each a function of what the run folder holds already.
+
+A stage reads everything from the folder, even what the stage before it just had in its hands: so it cannot matter
+whether the run was stopped in between.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+from bcnet.latency import measure_latency
+from bcnet.retrain import Retraining, evaluate, retrain, train_random
+from bcnet.run import Run
+from bcnet.search import LossLog as Recorded
+from bcnet.search import Progress as SearchProgress
+from bcnet.search import TrialStore, search
+from bcnet.space.cost import QuadraticCost
+from bcnet.supernet.evaluate import Evaluator
+from bcnet.supernet.loop import Progress, out_of_memory
+from bcnet.supernet.losslog import LossLog
+from bcnet.supernet.train import SupernetTraining, train_supernet
+from bcnet.task import Task
+
+CHECKPOINTS = "checkpoints"
+
+
+def couple(run: Run) -> None:
+    """Find the width variables, and check that network, data and budgets suit each other."""
+    _check_output(run)
+    space, limits = run.space, run.limits
+    feasibility = limits.check()
+    variables = [
+        {"name": v.name, "candidates": v.candidates, "layers": v.layers, "unit": v.unit} for v in space.variables
+    ]
+    run.write(
+        "couple",
+        {
+            "model": run.source.spec,
+            "input": list(run.source.input_shape),
+            "classes": run.data.classes,
+            "variables": variables,
+            "size": str(space.size),
+            "fixed": [{"layer": layer, "reason": reason} for layer, reason in space.fixed],
+            "own_class": space.own_class,
+            "budgets": [asdict(b) for b in limits.budgets],
+            "feasibility": feasibility.to_dict(),
+            "widths": {"full": run.full.tolist(), "uniform": limits.uniform().tolist(), "smallest": space.min.tolist()},
+            "costs": {"full": run.cost_of(run.full), "smallest": run.cost_of(space.min)},
+        },
+    )
+
+
+@torch.no_grad()
+def _check_output(run: Run) -> None:
+    """Run one real batch, so that what cannot work is said before hours of training."""
+    x, y = next(iter(run.data.val.batches(0, 0, run.device)))
+    network, channels = run.source.model, run.source.input_shape[0]
+    if run.task_given is None and run.data.shape is not None:
+        run.data.check(channels, _logits(run, network, run.source.example))
+    try:
+        output = network.eval()(x[:2])
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0][:160]
+        raise BcnetError(f"the network does not run on inputs of shape {tuple(x.shape[1:])}: {reason}") from error
+    if run.task_given is None:
+        classes = _logits(run, network, x[:2])
+        if y.is_floating_point() or y.ndim != 1:
+            raise BcnetError(
+                f"the labels are {str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}, but classification "
+                "needs whole numbers (n,): give a Task with your own loss and score"
+            )
+        if not 0 <= int(y.min()) <= int(y.max()) < classes:
+            raise BcnetError(f"labels {int(y.min())}..{int(y.max())} do not fit the network's {classes} logits")
+    else:
+        _check_task(run.task_given, output, y[:2])
+
+
+def _logits(run: Run, network: nn.Module, x: Tensor) -> int:
+    output = network.eval()(x)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise BcnetError(
+            f"the network gives {shape} for {len(x)} inputs, but classification needs logits (n, classes): "
+            "change its last layer, or give a Task with your own loss and score"
+        )
+    return int(output.shape[1])
+
+
+def _check_task(task: Task, output: Any, target: Tensor) -> None:
+    try:
+        loss, score = task.loss(output, target), task.score(output, target)
+    except Exception as error:
+        raise BcnetError(f"the task's loss or score fails on the network's output: {error}") from error
+    if loss.ndim != 0 or not loss.is_floating_point():
+        raise BcnetError(
+            f"the task's loss must be one number, the mean over a batch, but has shape {tuple(loss.shape)}"
+        )
+    if score.shape != (len(target),):
+        raise BcnetError(
+            f"the task's score must be one value per example, ({len(target)},), but has shape {tuple(score.shape)}"
+        )
+
+
+def train(run: Run) -> None:
+    """Train the supernet."""
+    r, start = run.recipe, time.monotonic()
+    net = run.fresh_supernet()
+    config = SupernetTraining(r.paths.strategy, r.supernet, r.seed, r.backward, r.checkpoint_minutes, r.channels_last)
+    folder = run.path(CHECKPOINTS, "train")
+    trained = train_supernet(net, run.data.train, config, run.task_given, folder, _told(run, "train"))
+    tensors = {f"net.{k}": t for k, t in net.state_dict().items()}
+    tensors |= {f"log.{k}": t for k, t in trained.log.tensors().items()}
+    result = {
+        "method": r.method,
+        "principle": r.paths.principle,
+        "strategy": asdict(r.paths.strategy),
+        "steps": r.supernet.epochs * len(run.data.train),
+        "paths": len(trained.log),
+        "history": [{"epoch": e, "loss": loss, "rate": rate} for e, loss, rate in trained.history],
+        "seconds": time.monotonic() - start,
+    }
+    run.write("train", result, tensors)
+    run.remove(f"{CHECKPOINTS}/train")
+
+
+def _told(run: Run, name: str) -> Callable[[Progress], None]:
+    last = 0.0
+
+    def tell(state: Progress) -> None:
+        nonlocal last
+        # Reading the loss waits for the device, so not every step does.
+        figures = {}
+        if time.monotonic() - last > 0.5 or state.step == state.steps:
+            last = time.monotonic()
+            figures = {"loss": state.loss, "rate": state.rate, "images": float(state.images)}
+        run.listener.step(name, state.step, state.steps, figures)
+
+    return tell
+
+
+def find(run: Run) -> None:
+    """Search, from the prior of the training losses."""
+    r, start = run.recipe, time.monotonic()
+    evaluator, scores = _evaluator(run)
+    initial, notes = _prior(run)
+    with TrialStore(run.path("trials.sqlite")) as store:
+        result = search(
+            run.space,
+            lambda widths: evaluator(widths),
+            run.limits.budgets,
+            run.costs,
+            replace(r.search, seed=r.seed),
+            initial=initial,
+            store=store,
+            progress=lambda state: _tell_search(run, state),
+        )
+    notes += result.notes
+    if result.best is None:
+        raise BcnetError(f"the search found no widths within {', '.join(r.budgets)}: {'; '.join(notes)}")
+    run.write(
+        "search",
+        {
+            "best": result.best.to_dict(),
+            "front": [trial.to_dict() for trial in result.front],
+            "evaluations": len(result.trials),
+            "hits": result.hits,
+            "prior": None if result.prior is None else result.prior.to_dict(),
+            "supernet": scores,
+            "notes": notes,
+            "seconds": time.monotonic() - start,
+        },
+    )
+
+
+def _tell_search(run: Run, state: SearchProgress) -> None:
+    best = {} if state.best is None or state.best.score is None else {"best": state.best.score}
+    figures = {"generation": state.generation, "hits": state.hits, **best}
+    run.listener.step("search", state.evaluations, state.most_evaluations, figures)
+
+
+def _evaluator(run: Run) -> tuple[Evaluator, dict[str, float]]:
+    """What scores widths, and the scores of full and uniform widths; its batches shrink until the largest fits."""
+    net = run.supernet()
+    for parts in (1, 2, 4, 8, 16, 32, 64):
+        batches = [half for batch in run.data.val.batches(0, 0, run.device) for half in _chunks(batch, parts)]
+        try:
+            evaluator = Evaluator(net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16)
+            evaluator(run.space.max)
+            named = {"full": run.full, "uniform": run.limits.uniform()}
+            return evaluator, {name: evaluator(widths) for name, widths in named.items()}
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            torch.cuda.empty_cache()
+            run.listener.note(f"a scoring batch does not fit into the memory of {run.device}: it is halved")
+    raise BcnetError(f"no scoring batch fits into the memory of {run.device}: lower loading.eval_batch_size")
+
+
+def _chunks(batch: tuple[Tensor, Tensor], parts: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(batch[0].chunk(parts), batch[1].chunk(parts), strict=True)
+
+
+def _recalibration(run: Run) -> list[tuple[Tensor, Tensor]]:
+    wanted = min(run.recipe.recalibrate, len(run.data.train))
+    batches = run.data.train.batches(0, 0, run.device)
+    return [next(batches) for _ in range(wanted)]
+
+
+def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
+    """The best losses of training, for the first population; None, with the reason, where they are of no use."""
+    r = run.recipe
+    if r.prior is None or r.search.strategy != "evolution":
+        return None, []
+    if not any(isinstance(run.costs[b.name], QuadraticCost) for b in run.limits.budgets):
+        return None, ["no budget is one of FLOPs or parameters, so the search began at random, without the prior"]
+    kept = {k.removeprefix("log."): t for k, t in run.tensors("train").items() if k.startswith("log.")}
+    log = LossLog.from_tensors(kept)
+    widths, losses = log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))
+    return Recorded(run.space, widths, losses), []
+
+
+def retrain_all(run: Run) -> None:
+    """Train what was found, and what it is compared with, from scratch; each is a result of its own."""
+    found = {"found": run.read("search")["best"]["widths"], **run.read("couple")["widths"]}
+    names = [name for name in ("full", "uniform", "random") if name in run.recipe.compare]
+    if run.recipe.distillation is not None and "full" not in names:
+        names.insert(0, "full")
+    for name in [*names, "found"]:
+        if run.done(f"retrain/{name}"):
+            continue
+        if name == "random":
+            _retrain_random(run)
+        else:
+            _retrain_one(run, name, found[name])
+    run.write("retrain", {"networks": [*names, "found"]})
+
+
+def _retraining(run: Run, name: str) -> Retraining:
+    r = run.recipe
+    taught = None if name == "full" else r.distillation
+    return Retraining(r.retrain, taught, r.seed, r.checkpoint_minutes, r.channels_last)
+
+
+def _retrain_one(run: Run, name: str, widths: list[int]) -> None:
+    start, config = time.monotonic(), _retraining(run, name)
+    network = run.fresh(widths)
+    history = retrain(
+        network,
+        run.data.whole or run.data.train,
+        config,
+        run.task_given,
+        teacher=None if config.distillation is None else run.network("full"),
+        folder=run.path(CHECKPOINTS, name),
+        progress=_told(run, name),
+    )
+    _keep(run, name, network, {"widths": widths, "history": _rows(history), "seconds": time.monotonic() - start})
+
+
+def _retrain_random(run: Run) -> None:
+    r, start = run.recipe, time.monotonic()
+    config = replace(_retraining(run, "random"), distillation=None)
+    rng = np.random.default_rng([r.seed, 20])
+    drawn = run.limits.sample(rng, r.random.networks)[0].tolist()
+    best, network, scores, history = train_random(
+        lambda number: run.fresh(drawn[number]),
+        r.random,
+        run.data,
+        config,
+        run.task_given,
+        folder=run.path(CHECKPOINTS, "random"),
+        progress=lambda number, state: _told(run, f"random {number + 1} of {len(drawn)}")(state),
+    )
+    tried = [{"widths": w, "score": s} for w, s in zip(drawn, scores, strict=True)]
+    result = {"widths": drawn[best], "tried": tried, "history": _rows(history), "seconds": time.monotonic() - start}
+    _keep(run, "random", network, result)
+
+
+def _rows(history: list[tuple[int, float, float]]) -> list[dict[str, float]]:
+    return [{"epoch": epoch, "loss": loss, "rate": rate} for epoch, loss, rate in history]
+
+
+def _keep(run: Run, name: str, network: nn.Module, result: dict[str, Any]) -> None:
+    """Store a trained network with its scores, on test images where there are any, else on validation."""
+    network.eval()
+    on = "test" if run.data.test is not None else "val"
+    measured = evaluate(network, run.data.test or run.data.val, run.task, bf16=run.recipe.retrain.bf16)
+    costs = run.cost_of(result["widths"])
+    run.write(
+        f"retrain/{name}", {"name": name, "scored_on": on, **measured, "costs": costs, **result}, network.state_dict()
+    )
+    run.remove(f"{CHECKPOINTS}/{name}")
+
+
+def compare(run: Run) -> None:
+    """Measure the latency of all networks side by side, and put them into one table."""
+    names = run.read("retrain")["networks"]
+    networks = {name: run.network(name) for name in names}
+    latency = measure_latency(networks, run.source.example)
+    rows = []
+    for name in names:
+        result = run.read(f"retrain/{name}")
+        kept = {k: v for k, v in result.items() if k not in ("version", "history", "tried", "seconds")}
+        rows.append({**kept, "latency_ms": latency[name]})
+    run.write("compare", {"scored_on": rows[0]["scored_on"], "networks": rows})
+
+
+def export(run: Run) -> None:
+    """Write the slim network in a form to ship, where this bcnet has an exporter."""
+    _call_later(run, "export", "bcnet.export", "export_run")
+
+
+def report(run: Run) -> None:
+    """Write the page a person looks at, where this bcnet has one."""
+    _call_later(run, "report", "bcnet.report", "write_report")
+
+
+def _call_later(run: Run, stage: str, module: str, function: str) -> None:
+    """Call ``function(run)``; it returns the path it wrote, or a dictionary for the stage's JSON."""
+    found = importlib.import_module(module) if importlib.util.find_spec(module) else None
+    call = getattr(found, function, None)
+    result = None if call is None else call(run)
+    if isinstance(result, Path):
+        result = {"path": str(result.relative_to(run.folder)) if result.is_relative_to(run.folder) else str(result)}
+    run.write(stage, result or {"path": None})
