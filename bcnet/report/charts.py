@@ -1,0 +1,329 @@
+"""The charts of a report as Plotly figures: plain dictionaries of data and layout.
+
+Colours are named by role (``--found``, ``--line``): the page's script looks them up in its style sheet, so charts
+follow light, dark and print as the text does. Hover labels are HTML to Plotly, so every name is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from bcnet.report import words
+from bcnet.report.data import Curve, ReportData
+from bcnet.search.trial import Trial, best_so_far, front_of
+from bcnet.space.widths import WidthVariable
+from bcnet.supernet.principle import UA, Principle, get_principle
+
+Figure = dict[str, Any]
+
+MOST_POINTS = 3000  # of a scatter plot; more would only cover each other
+MOST_NAMES = 12  # of variables written out below the bars
+_SYMBOLS = {"full": "square", "uniform": "diamond", "random": "triangle-up", "found": "star"}
+_SIZES = {"full": 11, "uniform": 12, "random": 12, "found": 17}
+
+
+def all_charts(data: ReportData) -> dict[str, Figure]:
+    """Every chart by the id of its place on the page."""
+    return {
+        "retained": retained(data),
+        "front": front(data),
+        "progress": progress(data),
+        "supernet-curve": curves([data.supernet_curve]),
+        "retrain-curve": curves(data.retrain_curves),
+        "fairness": fairness(data),
+        "costs": costs(data),
+    }
+
+
+def retained(data: ReportData) -> Figure:
+    """How much of every width variable is kept, beside uniform scaling."""
+    places = list(range(1, len(data.variables) + 1))
+    ratios = [100 * c / full for c, full in zip(data.found.widths, data.full_widths, strict=True)]
+    hover = [
+        _about(variable, width, full)
+        for variable, width, full in zip(data.variables, data.found.widths, data.full_widths, strict=True)
+    ]
+    bars: Figure = {
+        "type": "bar",
+        "name": "found",
+        "x": places,
+        "y": ratios,
+        "hovertext": hover,
+        "hoverinfo": "text",
+        "marker": {"color": "--found", "cornerradius": 3},
+    }
+    traces: list[Figure] = [bars]
+    if "uniform" in data.networks:
+        widths = data.networks["uniform"].widths
+        uniform = [100 * c / full for c, full in zip(widths, data.full_widths, strict=True)]
+        size = 24 if len(places) <= MOST_NAMES else 11
+        halo = _dashes(places, uniform, "--paper", size + 4, 8) | {"hoverinfo": "skip", "showlegend": False}
+        hover_uniform = {"name": "uniform", "hovertemplate": "uniform: %{y:.0f}%<extra></extra>"}
+        traces += [halo, _dashes(places, uniform, "--uniform", size, 4) | hover_uniform]
+    top = max(100.0, *ratios)
+    axis: Figure = {"title": {"text": "width variable, from input to output"}, "showgrid": False}
+    if len(places) <= MOST_NAMES:
+        names = [_short(variable.name) for variable in data.variables]
+        axis |= {"tickvals": places, "ticktext": names, "tickangle": "auto", "title": {"text": ""}}
+    rule = _line({"x0": 0, "x1": 1, "xref": "paper", "y0": 100, "y1": 100}, "--full")
+    return _figure(
+        traces,
+        xaxis=axis,
+        yaxis={"title": {"text": "channels kept (%)"}, "range": [0, 1.08 * top], "dtick": 25},
+        shapes=[rule],
+        bargap=0.28,
+    )
+
+
+def _dashes(x: list[int], y: list[float], colour: str, size: int, width: int) -> Figure:
+    marker = {"symbol": "line-ew-open", "color": colour, "size": size, "line": {"width": width, "color": colour}}
+    return {"type": "scatter", "mode": "markers", "x": x, "y": y, "marker": marker}
+
+
+def _about(variable: WidthVariable, width: int, full: int) -> str:
+    """What hovering over a bar says: the width, and the layers that share it."""
+    shown = [escape(layer) for layer in variable.layers[:12]]
+    more = [f"and {len(variable.layers) - 12} more"] if len(variable.layers) > 12 else []
+    layers = "<br>".join(["shared by", *shown, *more]) if variable.layers else ""
+    head = f"<b>{escape(variable.name)}</b><br>{width} of {full} channels, {words.share(width, full)}"
+    return f"{head}<br>{layers}" if layers else head
+
+
+def front(data: ReportData) -> Figure:
+    """Score against the first budget's cost: all trials, the front, the chosen point, uniform and full."""
+    name, unit, scale = data.first_budget.name, *_unit(data.first_budget.name)
+    edge = front_of(data.trials, name)
+    within = [t for t in _thinned(data.trials) if t.score is not None]
+
+    def x(trial: Trial) -> float:
+        return trial.costs[name] / scale
+
+    traces = [
+        _dots("tried", [x(t) for t in within], [_score(data, t.score) for t in within]),
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "Pareto front",
+            "x": [x(t) for t in edge],
+            "y": [_score(data, t.score) for t in edge],
+            "line": {"color": "--found", "width": 1.5, "shape": "hv"},
+            "marker": {"color": "--found", "size": 6},
+            "hovertemplate": f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>front</extra>",
+        },
+    ]
+    points = {who: data.networks[who].costs.get(name) for who in ("full", "uniform") if who in data.networks}
+    points["found"] = data.chosen.costs[name]
+    scores = {**data.supernet_scores, "found": data.chosen.score}
+    for who, at in points.items():
+        if at is not None and scores.get(who) is not None:
+            traces.append(_point(data, who, at / scale, _score(data, scores[who]), unit))
+    limit = data.first_budget.limit / scale
+    return _figure(
+        traces,
+        xaxis={"title": {"text": words.COSTS.get(name, name)}, "tickformat": "~s", "ticksuffix": unit},
+        yaxis={"title": {"text": f"{data.metric} in the supernet{_in_percent(data)}"}},
+        shapes=[_line({"x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}, "--mute")],
+        annotations=[_label(escape(data.first_budget.text), x=limit, y=0, yref="paper", xanchor="left", yanchor="bottom", xshift=5)],
+    )
+
+
+def progress(data: ReportData) -> Figure:
+    """The best score within the budgets after every evaluation."""
+    trials = sorted(data.trials, key=lambda t: t.number)
+    best = best_so_far(trials)
+    scored = [t for t in _thinned(trials) if t.score is not None and t.feasible]
+    numbers = [t.number for t in trials]
+    traces = [
+        _dots("tried", [t.number for t in scored], [_score(data, t.score) for t in scored]),
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "best so far",
+            "x": numbers,
+            "y": [None if b is None else _score(data, b) for b in best],
+            "line": {"color": "--found", "width": 2.5, "shape": "hv"},
+            "hovertemplate": f"after %{{x}}: %{{y:.4g}}{_percent(data)}<extra>best so far</extra>",
+        },
+    ]
+    shapes, labels = [], []
+    uniform = data.supernet_scores.get("uniform")
+    if uniform is not None:
+        y = _score(data, uniform)
+        shapes = [_line({"x0": 0, "x1": 1, "xref": "paper", "y0": y, "y1": y}, "--uniform")]
+        labels = [_label("uniform", x=1, xref="paper", y=y, xanchor="right", yanchor="bottom", colour="--uniform")]
+    return _figure(
+        traces,
+        xaxis={"title": {"text": "widths scored"}, "rangemode": "tozero", "showgrid": False},
+        yaxis={"title": {"text": f"{data.metric} in the supernet{_in_percent(data)}"}},
+        shapes=shapes,
+        annotations=labels,
+    )
+
+
+def curves(given: Sequence[Curve]) -> Figure:
+    """The loss of every epoch of some trainings."""
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines" if len(curve.losses) > 1 else "markers",
+            "name": curve.name,
+            "x": list(range(1, len(curve.losses) + 1)),
+            "y": list(curve.losses),
+            "line": {"color": f"--{curve.name}", "width": 2},
+            "hovertemplate": f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(curve.name)}</extra>",
+        }
+        for curve in given
+    ]
+    values = [loss for curve in given for loss in curve.losses]
+    wide = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
+    scale = {"type": "log", "dtick": "D2", "tickformat": "~g"} if wide else {"rangemode": "tozero"}
+    return _figure(
+        traces,
+        xaxis={"title": {"text": "epoch"}, "showgrid": False},
+        yaxis={"title": {"text": "training loss"}, **scale},
+        showlegend=len(traces) > 1,
+    )
+
+
+def fairness(data: ReportData) -> Figure:
+    """How often each channel is used; one pair of traces per variable, of which the page shows one."""
+    chosen = get_principle(data.principle)
+    traces = []
+    for number, variable in enumerate(data.variables):
+        traces.append(_steps(chosen, variable, "--found", 3) | {"visible": number == widest(data), "fill": "tozeroy", "fillcolor": "--wash"})
+        if chosen is not UA:
+            dashed = _steps(UA, variable, "--uniform", 2)
+            traces.append(dashed | {"visible": number == widest(data)})
+            dashed["line"]["dash"] = "dot"
+    return _figure(
+        traces,
+        xaxis={"title": {"text": "channel of the supernet"}, "showgrid": False},
+        yaxis={"title": {"text": "widths and sides that use it"}, "rangemode": "tozero"},
+    )
+
+
+def widest(data: ReportData) -> int:
+    """The variable that fairness is shown for first."""
+    return int(np.argmax([variable.max for variable in data.variables]))
+
+
+def _steps(principle: Principle, variable: WidthVariable, colour: str, width: float) -> Figure:
+    """The cardinality of every channel, drawn by its steps alone."""
+    uses = principle.cardinality(variable)
+    starts = [0, *(np.flatnonzero(np.diff(uses)) + 1).tolist(), len(uses)]
+    values = [int(uses[min(start, len(uses) - 1)]) for start in starts]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": principle.name if principle.name != "ua" else "ua, for comparison",
+        "x": [start + 0.5 for start in starts],
+        "y": values,
+        "line": {"color": colour, "width": width, "shape": "hv"},
+        "hovertemplate": f"from channel %{{x:.0f}}: used %{{y}} times<extra>{principle.name}</extra>",
+    }
+
+
+def costs(data: ReportData) -> Figure:
+    """Every cost relative to the full network's, predicted and measured."""
+    traces = []
+    for name, figures in data.networks.items():
+        ratios = words.ratios(figures, data.full)
+        predicted = "latency, predicted" if "latency" in ratios else "latency"
+        titles = words.COSTS | {"latency": predicted, "measured": "latency, measured"}
+        texts = [words.cost(key, figures.costs[key]) for key in ratios if key != "measured"]
+        texts += [words.milliseconds(figures.latency_ms)] if "measured" in ratios else []
+        traces.append(
+            {
+                "type": "bar",
+                "name": name,
+                "x": [titles[key] for key in ratios],
+                "y": [100 * ratio for ratio in ratios.values()],
+                "customdata": texts,
+                "marker": {"color": f"--{name}", "cornerradius": 3},
+                "hovertemplate": f"%{{x}}: %{{customdata}}, %{{y:.0f}}%<extra>{name}</extra>",
+            }
+        )
+    return _figure(
+        traces,
+        barmode="group",
+        bargap=0.3,
+        bargroupgap=0.08,
+        xaxis={"showgrid": False},
+        yaxis={"title": {"text": "% of the full network"}, "rangemode": "tozero"},
+    )
+
+
+def _figure(traces: list[Figure], **layout: Any) -> Figure:
+    return {"data": traces, "layout": layout}
+
+
+def _dots(name: str, x: list[float], y: list[float]) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": x,
+        "y": y,
+        "hoverinfo": "skip",
+        "marker": {"color": "--dots", "size": 5},
+    }
+
+
+def _point(data: ReportData, name: str, x: float, y: float, unit: str) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [x],
+        "y": [y],
+        "marker": {
+            "color": f"--{name}",
+            "symbol": _SYMBOLS[name],
+            "size": _SIZES[name],
+            "line": {"color": "--paper", "width": 1.5},
+        },
+        "hovertemplate": f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>{name}</extra>",
+    }
+
+
+def _line(ends: Figure, colour: str) -> Figure:
+    return {"type": "line", "layer": "below", "line": {"color": colour, "width": 1.5, "dash": "dash"}, **ends}
+
+
+def _label(text: str, *, colour: str = "--soft", **place: Any) -> Figure:
+    return {"text": text, "showarrow": False, "font": {"color": colour, "size": 12}, **place}
+
+
+def _thinned(trials: Sequence[Trial]) -> Sequence[Trial]:
+    step = -(-len(trials) // MOST_POINTS) or 1
+    return trials[::step]
+
+
+def _score(data: ReportData, value: float | None) -> float:
+    assert value is not None
+    return 100 * value if data.percent else value
+
+
+def _percent(data: ReportData) -> str:
+    return "%" if data.percent else ""
+
+
+def _in_percent(data: ReportData) -> str:
+    return " (%)" if data.percent else ""
+
+
+def _unit(name: str) -> tuple[str, float]:
+    """What is written after a cost, and what it is divided by first (Plotly itself writes k, M and G)."""
+    units: dict[str, tuple[str, float]] = {"memory": ("B", 1.0), "latency": ("s", 1e9)}
+    return units.get(name, ("", 1.0))
+
+
+def _short(name: str, most: int = 24) -> str:
+    text = name if len(name) <= most else f"…{name[1 - most:]}"
+    return escape(text)
+
+

@@ -1,0 +1,71 @@
+// Draws the charts of the page, in the colours of its style sheet, and again when those change.
+(function () {
+  "use strict";
+  const charts = JSON.parse(document.getElementById("charts").textContent);
+  let styles, printing = false;
+
+  // "--found" in a figure stands for the colour of that name.
+  function coloured(value) {
+    if (typeof value === "string") return value.startsWith("--") ? styles.getPropertyValue(value).trim() || value : value;
+    if (Array.isArray(value)) return value.map(coloured);
+    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v)]));
+    return value;
+  }
+
+  function axis(given) {
+    return Object.assign({ gridcolor: "--grid", linecolor: "--rule", zerolinecolor: "--rule", tickcolor: "--rule", ticks: "",
+      automargin: true, fixedrange: true, tickfont: { color: "--soft", size: 12 } }, given,
+      { title: Object.assign({ font: { color: "--soft", size: 12.5 }, standoff: 10 }, (given || {}).title) });
+  }
+
+  function layout(given) {
+    return coloured(Object.assign({}, given, {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest", dragmode: false,
+      font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif", color: "--ink", size: 13 },
+      margin: { l: 8, r: 8, t: given.showlegend === false ? 10 : 34, b: 8 },
+      legend: { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom", font: { size: 12.5, color: "--soft" },
+        itemclick: false, itemdoubleclick: false },
+      hoverlabel: { bgcolor: "--ink", bordercolor: "--ink", font: { color: "--paper", size: 13 }, align: "left", namelength: -1 },
+      xaxis: axis(given.xaxis), yaxis: axis(given.yaxis),
+    }));
+  }
+
+  // Paper has a size of its own, which the page does not know while it is on the screen.
+  function size(id) {
+    if (!printing) return { autosize: true };
+    const chart = document.getElementById(id);
+    return { autosize: false, width: chart.closest(".pair") ? 325 : 680, height: chart.classList.contains("low") ? 230 : 280 };
+  }
+
+  function draw(id) {
+    const figure = charts[id];
+    const whole = Object.assign(layout(figure.layout), size(id));
+    Plotly.react(id, coloured(figure.data), whole, { displayModeBar: false, responsive: true })
+      .then(() => document.getElementById(id).setAttribute("data-drawn", "yes"));
+  }
+
+  function drawAll() {
+    styles = getComputedStyle(document.documentElement);
+    Object.keys(charts).forEach(draw);
+  }
+
+  function print(begins) {
+    if (printing === begins) return;
+    printing = begins;
+    drawAll();
+  }
+
+  const picker = document.getElementById("fairness-variable");
+  if (picker) picker.addEventListener("change", () => {
+    const each = charts.fairness.data.length / picker.options.length;
+    charts.fairness.data.forEach((trace, i) => { trace.visible = Math.floor(i / each) === picker.selectedIndex; });
+    draw("fairness");
+    document.getElementById("fairness-verdict").textContent = picker.selectedOptions[0].dataset.verdict;
+  });
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  matchMedia("print").addEventListener("change", (event) => print(event.matches));
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
+  drawAll();
+})();

@@ -1,0 +1,230 @@
+"""The page itself: text, tables and charts put into one HTML file that needs nothing from anywhere."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from bcnet import __version__
+from bcnet.errors import BcnetError
+from bcnet.report import words
+from bcnet.report.charts import all_charts, widest
+from bcnet.report.data import NAMES, Figures, ReportData
+from bcnet.space.widths import WidthVariable
+from bcnet.supernet.principle import Principle, get_principle
+
+HERE = Path(__file__).parent
+
+
+def render(data: ReportData) -> str:
+    """The report as one HTML text."""
+    parts = {
+        "title": escape(f"{words.headline(data)} · {data.model}"),
+        "style": _file("page.css"),
+        "plotly": _plotly(),
+        "script": _file("page.js"),
+        "charts": _as_json(all_charts(data)),
+        "version": escape(__version__),
+        "model": escape(data.model),
+        "data": escape(data.data),
+        "headline": escape(words.headline(data)),
+        "verdict": escape(" ".join(words.verdict(data))),
+        "key_figures": _key_figures(data),
+        "networks": _networks(data),
+        "seed": escape(data.facts.get("seed", "0")),
+        "retained": escape(_retained(data)),
+        "widths": _widths(data),
+        "front": escape(_front(data)),
+        "progress": escape(_progress(data)),
+        "variables": _variables(data),
+        "fairness": escape(_fairness(get_principle(data.principle), data.variables[widest(data)])),
+        "fair": escape(_fair(data)),
+        "latency": escape(words.latency(data)),
+        "notes": _notes(data.notes),
+        "export": _export(data),
+        "command": escape(data.command),
+        "repeat": escape(data.repeat),
+        "facts": _facts(data),
+        "recipe": escape(data.recipe.strip()),
+    }
+    return Template(_file("page.html")).substitute(parts)
+
+
+def _file(name: str) -> str:
+    return (HERE / name).read_text("utf-8")
+
+
+def _plotly() -> str:
+    try:
+        source: str = importlib.import_module("plotly.offline").get_plotlyjs()
+    except ModuleNotFoundError:
+        raise BcnetError('the report draws with plotly, which is not installed: pip install "bcnet[report]"') from None
+    return source.replace("</script", "<\\/script")
+
+
+def _as_json(value: object) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(_finite(value), separators=(",", ":"), ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+
+
+def _finite(value: object) -> object:
+    """``value`` with null for what JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _key_figures(data: ReportData) -> str:
+    full, found = data.full, data.found
+    cells = [(data.metric, words.score(data, found.score), _beside(data))]
+    for name in dict.fromkeys([*(b.name for b in data.budgets), "flops", "params"]):
+        if name in full.costs and name != "latency":
+            of = f"{words.share(found.costs[name], full.costs[name])} of {words.cost(name, full.costs[name])}"
+            cells.append((words.COSTS.get(name, name), words.cost(name, found.costs[name]), of))
+    if found.latency_ms is not None:
+        of = f"{words.share(found.latency_ms, full.latency_ms)} of {words.milliseconds(full.latency_ms)}" if (
+            full.latency_ms
+        ) else "measured, one input"
+        cells.append(("measured latency", words.milliseconds(found.latency_ms), of))
+    return "\n".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd>{escape(note)}</dd></div>" for name, value, note in cells
+    )
+
+
+def _beside(data: ReportData) -> str:
+    rivals = [(name, data.networks[name].score) for name in ("full", "uniform") if name in data.networks]
+    return ", ".join(f"{name} {words.score(data, score)}" for name, score in rivals if not math.isnan(score))
+
+
+def _networks(data: ReportData) -> str:
+    """The table of all networks."""
+    costs = [name for name in words.COSTS if name in data.full.costs]
+    measured = any(figures.latency_ms is not None for figures in data.networks.values())
+    heads = [data.metric, *(_title(name) for name in costs), *([_measured(costs)] if measured else [])]
+    rows = [_row(data, data.networks[name], costs, measured) for name in NAMES if name in data.networks]
+    classes = ["", *(_wide(data, name) for name in costs), ""]
+    head = "".join(f"<th{c}>{escape(h)}</th>" for c, h in zip(classes, heads, strict=False))
+    return f"<table class=networks><thead><tr><th>network</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _wide(data: ReportData, cost: str) -> str:
+    """Marks what a phone has no room for: costs without a budget, beside FLOPs."""
+    return "" if cost == "flops" or any(budget.name == cost for budget in data.budgets) else " class=wide"
+
+
+def _title(cost: str) -> str:
+    return "latency, predicted" if cost == "latency" else words.COSTS[cost]
+
+
+def _measured(costs: Sequence[str]) -> str:
+    return "latency, measured" if "latency" in costs else "latency"
+
+
+def _row(data: ReportData, figures: Figures, costs: Sequence[str], measured: bool) -> str:
+    cells = [f"<td><span class='key {figures.name}'></span>{figures.name}</td>"]
+    cells.append(f"<td>{escape(words.score(data, figures.score))}</td>")
+    for name in costs:
+        wide = _wide(data, name)
+        text = escape(words.cost(name, figures.costs[name]))
+        cells.append(f"<td{wide}>{text}<small>{words.share(figures.costs[name], data.full.costs[name])}</small></td>")
+    if measured:
+        cells.append(f"<td>{words.milliseconds(figures.latency_ms)}</td>")
+    return f"<tr class={figures.name}>{''.join(cells)}</tr>"
+
+
+def _ratios(data: ReportData) -> list[tuple[float, WidthVariable]]:
+    pairs = zip(data.found.widths, data.full_widths, data.variables, strict=True)
+    return sorted(((width / full, variable) for width, full, variable in pairs), key=lambda pair: pair[0])
+
+
+def _retained(data: ReportData) -> str:
+    ordered = _ratios(data)
+    least, most = ordered[0], ordered[-1]
+    if least[0] == most[0]:
+        return f"Every width variable keeps {words.share(least[0], 1)} of its channels."
+    return (
+        f"{most[1].name} keeps most ({words.share(most[0], 1)}), {least[1].name} least ({words.share(least[0], 1)}). "
+        "Layers that are added, concatenated or otherwise tied share one width and one bar; hover over it for their names."
+    )
+
+
+def _widths(data: ReportData) -> str:
+    rows = "".join(
+        f"<tr><td class=name>{escape(v.name)}</td><td>{width}</td><td>{full}</td><td>{words.share(width, full)}</td>"
+        f"<td class=layers>{escape(', '.join(v.layers))}</td></tr>"
+        for v, width, full in zip(data.variables, data.found.widths, data.full_widths, strict=True)
+    )
+    head = "<tr><th>variable</th><th>found</th><th>full</th><th>kept</th><th style='text-align:left'>layers</th></tr>"
+    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+
+
+def _front(data: ReportData) -> str:
+    inside = sum(trial.feasible for trial in data.trials)
+    return (
+        f"{len(data.trials):,} widths were scored with the supernet's shared weights, {inside:,} of them within the budget. "
+        f"These scores rank widths; the {data.metric} that counts is the one after training from scratch, above."
+    )
+
+
+def _progress(data: ReportData) -> str:
+    if data.chosen.score is None:
+        return ""
+    gain = f"The best was found at evaluation {data.chosen.number} of {len(data.trials):,}"
+    uniform = data.supernet_scores.get("uniform")
+    if uniform is None:
+        return f"{gain}."
+    difference = data.chosen.score - uniform
+    return f"{gain}: {words.gap(data, difference)} {'above' if difference >= 0 else 'below'} uniform scaling in the supernet."
+
+
+def _fairness(principle: Principle, variable: WidthVariable) -> str:
+    uses = principle.cardinality(variable)
+    low, high = int(uses.min()), int(uses.max())
+    if low == high:
+        return f"Each of its {len(uses)} channels is used {low} times: fair."
+    return f"Its {len(uses)} channels are used {low} to {high} times: not fair."
+
+
+def _fair(data: ReportData) -> str:
+    principle = get_principle(data.principle)
+    fair = sum(principle.fair(variable) for variable in data.variables)
+    count = len(data.variables)
+    which = f"all {count} width variables" if fair == count else f"{fair} of {count} width variables"
+    return (
+        "Scores of a supernet can be compared only if no channel is trained more than another. "
+        f"Under {principle.name}, this holds for {which}."
+    )
+
+
+def _variables(data: ReportData) -> str:
+    principle, first = get_principle(data.principle), widest(data)
+    return "".join(
+        f"<option{' selected' if i == first else ''} data-verdict='{escape(_fairness(principle, v), quote=True)}'>"
+        f"{escape(v.name)}</option>"
+        for i, v in enumerate(data.variables)
+    )
+
+
+def _notes(notes: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f"<h3>Notes</h3><ul class=notes>{items}</ul>" if items else ""
+
+
+def _export(data: ReportData) -> str:
+    if data.export is None or not data.export.get("files"):
+        return ""
+    files = ", ".join(f"<code>{escape(name)}</code>" for name in data.export["files"])
+    return f"<p>Exported: {files} in <code>{escape(str(data.export['path']))}</code>.</p>"
+
+
+def _facts(data: ReportData) -> str:
+    return "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in data.facts.items())

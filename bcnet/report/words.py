@@ -1,0 +1,102 @@
+"""What a report says in words: figures for people, and a verdict that does not flatter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from bcnet.report.data import Figures, ReportData
+from bcnet.search.budget import format_cost
+
+COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
+TITLES = {"full": "full", "uniform": "uniform", "random": "random", "found": "found"}
+
+
+def score(data: ReportData, value: float) -> str:
+    """``97.35%`` of a share, else four digits; a dash for what was not measured."""
+    if math.isnan(value):
+        return "–"
+    return f"{100 * value:.2f}%" if data.percent else f"{value:.4g}"
+
+
+def gap(data: ReportData, value: float) -> str:
+    """The size of a difference of two scores: ``0.84 points``."""
+    return f"{abs(100 * value):.2f}\N{NO-BREAK SPACE}points" if data.percent else f"{abs(value):.3g}"
+
+
+def share(part: float, whole: float) -> str:
+    """A ratio in percent, with a digit more where it is small."""
+    ratio = 100 * part / whole
+    return f"{ratio:.0f}%" if ratio >= 9.95 else f"{ratio:.1f}%"
+
+
+def cost(name: str, value: float) -> str:
+    return format_cost(name, value)
+
+
+def milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g} ms"
+
+
+def headline(data: ReportData) -> str:
+    """The verdict in one line."""
+    name = data.first_budget.name
+    at = f"{share(data.found.costs[name], data.full.costs[name])} of the {COSTS.get(name, name)}"
+    if math.isnan(data.full.score):
+        return f"{at}, {score(data, data.found.score)} {data.metric}"
+    difference = data.found.score - data.full.score
+    if _same(difference):
+        return f"{at} at the same {data.metric}"
+    if difference > 0:
+        return f"{at}, and {gap(data, difference)} more {data.metric}"
+    return f"{at} for {gap(data, difference)} of {data.metric}"
+
+
+def verdict(data: ReportData) -> list[str]:
+    """The verdict in two or three sentences."""
+    found, budget = data.found, ", ".join(b.text for b in data.budgets)
+    sentences = [
+        f"Within {budget}, the widths found for {data.model} reach {score(data, found.score)} {data.metric} "
+        f"on the {data.scored_on} of {data.data}"
+        + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}.")
+    ]
+    against = [_against(data, data.networks[name]) for name in ("uniform", "random") if name in data.networks]
+    if against:
+        sentences.append(f"At the same budget, {' and '.join(against)}.")
+    if any(data.networks[name].score > found.score for name in ("uniform", "random") if name in data.networks):
+        sentences.append("So the search was not worth it here: train the supernet for longer, or take the better one.")
+    return sentences
+
+
+def _against(data: ReportData, rival: Figures) -> str:
+    what = {"uniform": "scaling all layers alike", "random": "the best of random widths"}[rival.name]
+    difference = data.found.score - rival.score
+    if _same(difference):
+        return f"{what} does as well ({score(data, rival.score)})"
+    return f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {'less' if difference > 0 else 'more'}"
+
+
+def _same(difference: float) -> bool:
+    return abs(difference) < 1e-9
+
+
+def latency(data: ReportData) -> str:
+    """What became of the time, beside what became of the FLOPs."""
+    full, found = data.full.latency_ms, data.found.latency_ms
+    if full is None or found is None:
+        return "Latency was not measured."
+    cause = ""
+    if found > 0.95 * full:
+        cause = " FLOPs fell but time did not: on this device such small networks are bound by other things."
+    return (
+        f"FLOPs fell to {share(data.found.costs['flops'], data.full.costs['flops'])} of the full network's, the measured "
+        f"latency to {share(found, full)} ({milliseconds(full)} to {milliseconds(found)} for one input).{cause}"
+    )
+
+
+def ratios(figures: Figures, full: Figures) -> Mapping[str, float]:
+    """Every cost relative to the full network's; ``measured`` is the latency on the device."""
+    found = {name: figures.costs[name] / full.costs[name] for name in COSTS if name in full.costs}
+    if figures.latency_ms is not None and full.latency_ms is not None:
+        found["measured"] = figures.latency_ms / full.latency_ms
+    return found
