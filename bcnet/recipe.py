@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,11 +69,11 @@ class Recipe(BaseModel):
     method: str = "bcv2"
     strategy: Strategy | None = None
     backward: Literal["path", "step"] = "path"
-    supernet: Optimisation = Optimisation(epochs=60, lr=0.1, warmup=2)
+    supernet: Optimisation = Optimisation(epochs=60)
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
     search: SearchConfig = SearchConfig()
-    retrain: Optimisation = Optimisation(epochs=60, lr=0.1, warmup=2, weight_decay=5e-4)
+    retrain: Optimisation = Optimisation(epochs=60, weight_decay=5e-4)
     distillation: Distillation | None = None
     compare: tuple[Literal["full", "uniform", "random"], ...] = ("full", "uniform")
     random: RandomBaseline = RandomBaseline()
@@ -81,6 +81,16 @@ class Recipe(BaseModel):
     channels_last: bool = True
     threads: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0, lt=2**31)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_groups(cls, data: Any) -> Any:
+        """What a group of settings leaves out is this recipe's default, not its class's."""
+        content = dict(data)
+        for key, entry in cls.model_fields.items():
+            if is_dataclass(entry.default) and isinstance(content.get(key), Mapping):
+                content[key] = {**asdict(entry.default), **content[key]}  # type: ignore[call-overload]
+        return content
 
     @field_validator("method")
     @classmethod

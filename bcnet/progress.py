@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,9 +101,12 @@ def shown() -> Iterator[Lines]:
         listener.ask_to_stop()
         listener.note("stopping after this step; Ctrl-C again stops at once")
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    # Only the main thread may set handlers; elsewhere Ctrl-C acts as it always does.
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, interrupt) if main else None
     try:
         yield listener
     finally:
-        signal.signal(signal.SIGINT, before)
+        if main:
+            signal.signal(signal.SIGINT, before)
         listener.close()
