@@ -66,6 +66,7 @@ def retained(data: ReportData) -> Figure:
         traces += [halo, _dashes(places, uniform, "--uniform", size, 4) | hover_uniform]
     top = max(100.0, *ratios)
     axis: Figure = {"title": {"text": "width variable, from input to output"}, "showgrid": False}
+    axis["range"] = [0.4, len(places) + 0.6]
     if len(places) <= MOST_NAMES:
         names = [_short(variable.name) for variable in data.variables]
         axis |= {"tickvals": places, "ticktext": names, "tickangle": "auto", "title": {"text": ""}}

@@ -1,0 +1,189 @@
+"""Networks on disk: saved and loaded in one call each, and what is said of files that were changed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import bcnet.saved
+from bcnet.errors import BcnetError
+from bcnet.saved import Description, load, save
+from bcnet.sources import load_model
+from bcnet.space.network import trace
+
+
+class Own(nn.Module):
+    """A network of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.first(x)))
+        return self.last((x + self.second(x)).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A saved network of a class of one's own: (folder, network, description)."""
+    space = trace(Own(), torch.randn(1, 3, 8, 8), groups=4)
+    network = space.build([6]).eval()
+    found = Description({space.names[0]: 6}, ((3, 8, 8),), classes=4, normalisation={"mean": (1.0,) * 3, "std": (2.0,) * 3})
+    return save(tmp_path_factory.mktemp("own"), network, found), network, found
+
+
+@pytest.fixture
+def copied(own, tmp_path):
+    for path in own[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def edit(folder, **changes):
+    path = folder / "widths.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_network_of_the_zoo_comes_back_from_its_name(tmp_path):
+    source = load_model("zoo:digits_cnn")
+    space = source.space()
+    widths = [(low + high) // 2 for low, high in zip(space.min, space.max, strict=True)]
+    network = space.build(widths).eval()
+    named = dict(zip(space.names, map(int, widths), strict=True))
+    save(tmp_path, network, Description(named, (source.input_shape,), source.spec, source.classes))
+    loaded = load(tmp_path)
+    assert not loaded.training
+    x = torch.randn(3, *source.input_shape)
+    assert torch.equal(loaded(x), network(x))
+    assert type(loaded) is type(source.model)
+
+
+@pytest.mark.parametrize("model", [Own, Own()], ids=["class", "network"])
+def test_own_class_comes_back_when_given(own, model):
+    folder, network, _ = own
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(load(folder, model=model)(x), network(x))
+
+
+def test_description_survives(own):
+    folder, _, description = own
+    assert bcnet.saved.describe(folder) == description
+
+
+def test_widths_beyond_the_original_are_loaded(tmp_path):
+    space = trace(Own(), torch.randn(1, 3, 8, 8))
+    network = space.build([12], grow=True).eval()
+    save(tmp_path, network, Description({space.names[0]: 12}, ((3, 8, 8),)))
+    assert load(tmp_path, model=Own).first.out_channels == 12
+
+
+def test_own_class_must_be_given(own):
+    with pytest.raises(BcnetError) as error:
+        load(own[0])
+    assert str(error.value) == (
+        f"the network in {own[0]} was made from a class of your own: pass it, as in bcnet.load(folder, model=MyNetwork)"
+    )
+
+
+def test_python_file_named_by_a_description_is_not_run(copied):
+    trap = copied / "trap.py"
+    trap.write_text("raise SystemExit('the trap was run')")
+    edit(copied, source=f"{trap}:Own")
+    with pytest.raises(BcnetError, match="was made from a class of your own"):
+        load(copied)
+
+
+def test_another_network_is_refused(own):
+    with pytest.raises(BcnetError, match=r"is of another network: its width variables are first, those of the given one"):
+        load(own[0], model=lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)))
+
+
+def test_model_must_return_a_network(own):
+    with pytest.raises(BcnetError) as error:
+        load(own[0], model=lambda: 3)
+    assert str(error.value) == "model must be or return a torch.nn.Module, not int"
+
+
+def test_missing_folder(tmp_path):
+    with pytest.raises(BcnetError) as error:
+        load(tmp_path / "nowhere")
+    assert str(error.value) == (
+        f"there is no saved network in {tmp_path / 'nowhere'} (widths.json: No such file or directory)"
+    )
+
+
+def test_missing_weights(copied):
+    (copied / "weights.safetensors").unlink()
+    with pytest.raises(BcnetError) as error:
+        load(copied, model=Own)
+    assert str(error.value) == f"cannot read {copied / 'weights.safetensors'}: No such file or directory"
+
+
+def test_truncated_weights(copied):
+    path = copied / "weights.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    with pytest.raises(BcnetError) as error:
+        load(copied, model=Own)
+    assert str(error.value) == (
+        f"{path} was damaged or exchanged after it was saved (it has {len(whole) - 10} bytes rather than {len(whole)}): "
+        "export the network again"
+    )
+
+
+def test_changed_weights(copied):
+    path = copied / "weights.safetensors"
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(BcnetError, match=r"was damaged or exchanged after it was saved \(its checksum differs\)"):
+        load(copied, model=Own)
+
+
+def test_truncated_description(copied):
+    path = copied / "widths.json"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(BcnetError) as error:
+        load(copied, model=Own)
+    assert str(error.value) == f"{path} is no JSON text, perhaps cut short: export the network again"
+
+
+def test_edited_width(copied):
+    edit(copied, widths={"first": 5})
+    with pytest.raises(BcnetError, match=r"do not belong together: 'first.weight' is \(6, 3, 3, 3\) in weights.safetensors"):
+        load(copied, model=Own)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("version", 9, "has format version 9, but this bcnet reads 1"),
+        ("format", "other", "describes no network of bcnet: give the folder of an export"),
+        ("widths", {"first": "6"}, "must be a map of width variables to whole numbers"),
+        ("widths", {"first": 10**9}, "must be a map of width variables to whole numbers"),
+        ("inputs", [[3, 10**6, 10**6]], "must be a list of shapes, at most 2^26 values each"),
+        ("source", 5, "must be a text or null"),
+        ("classes", True, "must be a whole number or null"),
+        ("ignore", "first", "must be a list of texts"),
+        ("squeeze", 1, "must be true or false"),
+        ("normalisation", {"mean": [0]}, "must be null, or mean and std as lists of numbers"),
+    ],
+)
+def test_edited_description(copied, key, value, message):
+    edit(copied, **{key: value})
+    with pytest.raises(BcnetError) as error:
+        load(copied, model=Own)
+    assert message in str(error.value)
+
+
+def test_nothing_is_written_where_nothing_can_be(own, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BcnetError, match="the network cannot be written to"):
+        save(tmp_path / "file", own[1], own[2])
