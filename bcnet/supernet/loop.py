@@ -180,18 +180,15 @@ class Loop(ABC):
 
     def _learn_within_memory(self, x: Tensor, y: Tensor) -> Tensor:
         """Run a batch in halves, quarters, ... where it does not fit into memory as a whole."""
-        for _ in range(max(1, math.ceil(math.log2(len(x))))):
+        for _ in range(len(x).bit_length() + 1):
             try:
                 return self.learn(x, y)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                if distributed.world()[1] > 1:
-                    raise BcnetError(
-                        f"a share of {len(x)} images does not fit into the memory of {self.device}: lower the batch "
-                        f"size, use bf16, or train fewer paths a step; {self._kept()}"
-                    ) from error
-            self.parts *= 2
+            if distributed.world()[1] > 1 or self.parts >= len(x):
+                break
+            self.parts = min(2 * self.parts, len(x))
             torch.cuda.empty_cache()
             warnings.warn(
                 f"a batch of {len(x)} does not fit into the memory of {self.device}: it is run in {self.parts} parts "
@@ -199,8 +196,8 @@ class Loop(ABC):
                 stacklevel=2,
             )
         raise BcnetError(
-            f"even one image of a batch of {len(x)} does not fit into the memory of {self.device}: "
-            "use smaller images, a smaller network or another device"
+            f"{math.ceil(len(x) / self.parts)} of {len(x)} images do not fit into the memory of {self.device}: "
+            f"lower the batch size, use bf16, or train fewer paths a step; {self._kept()}"
         )
 
     def _end_epoch(self, rate: float) -> None:
