@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,13 +68,17 @@ def capture(model: nn.Module, example: Tensor | Sequence[Tensor], *, training: b
 
 
 def _export(network: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> torch.export.ExportedProgram:
-    noise = logging.getLogger("torch.export")
-    level = noise.level
-    noise.setLevel(logging.ERROR)
+    """Export without the pages that torch prints when it fails: the error says what is needed."""
+    noisy = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
+    levels = [noise.level for noise in noisy]
+    for noise in noisy:
+        noise.setLevel(logging.ERROR)
     try:
-        return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
     finally:
-        noise.setLevel(level)
+        for noise, level in zip(noisy, levels, strict=True):
+            noise.setLevel(level)
 
 
 def _check(model: nn.Module, example: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -101,7 +107,8 @@ def _run(network: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     except Exception as error:
         shapes = ", ".join(str(tuple(t.shape)) for t in inputs)
         raise BcnetError(
-            f"{type(network).__name__} does not run on an example input of shape {shapes}: {_cause(error)}"
+            f"{type(network).__name__} does not run on an example input of shape {shapes}: {_cause(error)}; "
+            "give it an input that it takes"
         ) from error
 
 
@@ -110,6 +117,9 @@ def _cause(error: BaseException) -> str:
     text = str(error)
     kind = type(error).__name__
     if "data-dependent" in text.lower() or kind in ("GuardOnDataDependentSymNode", "UserError"):
-        return "its forward branches on the values of tensors (data-dependent control flow), which has no fixed graph"
+        return (
+            "its forward branches on the values of tensors (data-dependent control flow), which has no fixed graph; "
+            "rewrite that branch with torch.where or torch.cond"
+        )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else kind)[:200].rstrip(".")

@@ -294,8 +294,10 @@ class _Grouping:
         """``member`` (labels, 2): variable and unit of every label, -1 where fixed; ``counts``: units."""
         rows = [self.classes[self.walk.labels[dim].numpy()] for dim in self.order]
         where = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-        classes, first = np.unique(np.concatenate(rows), return_index=True)
-        uses = coo_matrix((np.ones(len(where), dtype=np.int64), (np.concatenate(rows), where))).tocsr()
+        used = np.concatenate([np.zeros(0, dtype=np.int64), *rows])
+        classes, first = np.unique(used, return_index=True)
+        shape = (self.classes.max() + 1, max(1, len(rows)))
+        uses = coo_matrix((np.ones(len(where), dtype=np.int64), (used, where)), shape).tocsr()
         groups: dict[bytes, list[int]] = {}
         for c in classes[np.argsort(first)].tolist():
             if c:

@@ -198,6 +198,10 @@ def graph_network(
     graph = rewrite(capture, holes, lambda _, slot: slot.size.at(units), state)
     follow_training_mode(graph)
     module = fx.GraphModule(root, graph, class_name="GraphNetwork")
+    kept = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, tensor in tensors.items():
+        if name not in kept:  # what the graph does not read (a counter of batches, a head for training) stays too
+            put(module, name, tensor)
     return module.train()
 
 

@@ -45,6 +45,8 @@ def split(call: Call) -> list[Value]:
     sizes = [shape[dim] for shape in call.shapes]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     parts = [x.map(partial(torch.narrow, dim=dim, start=s, length=n)) for s, n in zip(starts, sizes, strict=True)]
+    for start, n in zip(starts, sizes, strict=True):
+        _pin(call, x, dim, start, n)
     labels = labels_along(x, dim)
     asked = call.args.get("split_sizes", call.args.get("split_size"))
     if labels is not None and len(set(sizes)) == 1 and len(sizes) > 1 and not isinstance(asked, (list, tuple)):
@@ -66,6 +68,13 @@ def select(call: Call) -> Value:
     x, dim = call.value("self"), call.axis()
     _fix_axis(call, x, dim)
     return x.map(lambda t: t.select(dim, int(call.args["index"])))
+
+
+def _pin(call: Call, x: Value, dim: int, start: int, n: int) -> None:
+    """A part of ``n`` channels that is a single one is fixed: nothing could tell it from no channel at all."""
+    labels = labels_along(x, dim)
+    if labels is not None and n == 1:
+        call.fixed(labels[start : start + 1], "it picks single channels by number")
 
 
 def _fix_axis(call: Call, x: Value, dim: int) -> None:
@@ -109,7 +118,15 @@ def _key(layer: Tensor, axes: Sequence[int]) -> bytes:
     return layer.reshape(-1).sort().values.numpy().tobytes()
 
 
-@rule("aten::permute", "aten::transpose", "aten::t", "aten::swapaxes", "aten::numpy_T", "aten::slice", "aten::narrow")
+@rule("aten::slice", "aten::narrow")
+def part(call: Call) -> Value:
+    x, dim = call.value("self"), call.axis()
+    start = int(call.args["start"] or 0)
+    _pin(call, x, dim, start % x.shape[dim], call.shape[dim])
+    return x.map(lambda layer: call.run(layer))
+
+
+@rule("aten::permute", "aten::transpose", "aten::t", "aten::swapaxes", "aten::numpy_T")
 @rule("aten::roll", "aten::flip", "aten::repeat", "aten::repeat_interleave", "aten::tile", "aten::channel_shuffle")
 def movement(call: Call) -> Value:
     """Run the operator on the labels themselves."""

@@ -1,0 +1,198 @@
+"""Networks at other widths: equal to the original where they must be, plain modules in every other way."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from test_coupling import X, three_widths
+from tiny_networks import NETWORKS, Tiny, conv, tiny
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+from bcnet.space.network import NetworkSpace, trace
+
+# Where a dropped channel is not the same as a channel of zeros: norms and attention over channels see how many there
+# are, a standardised weight too, a shuffle moves the others, and a channel's neighbours change at the cut.
+NOT_ZEROS = {"LayerScale", "GroupNormed", "Standardized", "Shuffle", "Attention", "ChannelAttention"}
+SIDES = ("left", "right")
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[str, tuple[nn.Module, NetworkSpace]]:
+    models = {name: tiny(name) for name in NETWORKS}
+    return {name: (model, trace(model, X)) for name, model in models.items()}
+
+
+@torch.no_grad()
+def zeroed(model: nn.Module, space: NetworkSpace, widths: np.ndarray, side: str) -> nn.Module:
+    """The original with all that belongs to dropped channels set to zero."""
+    network = copy.deepcopy(model)
+    full, units = space.units(space.max), space.units(widths)
+    for name, tensor in network.named_parameters():
+        for dim, axis in enumerate(space.coupling.axes.get(name, ())):
+            dropped = torch.ones(tensor.shape[dim], dtype=torch.bool)
+            for start, length in axis.pieces(units, full, side):
+                dropped[start : start + length] = False
+            tensor.index_fill_(dim, dropped.nonzero()[:, 0], 0.0)
+    return network.eval()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_full_width_is_the_original(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str) -> None:
+    model, space = traced[name]
+    for side in SIDES:
+        network = space.build(space.max, weights_of=model, side=side).eval()
+        assert torch.equal(network(X), model(X))
+
+
+@pytest.mark.parametrize("name", sorted(set(NETWORKS) - NOT_ZEROS))
+@pytest.mark.parametrize("side", SIDES)
+def test_slices_are_the_original_with_zeros(
+    traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str, side: str
+) -> None:
+    model, space = traced[name]
+    for widths in three_widths(space):
+        network = space.build(widths, weights_of=model, side=side).eval()
+        expected = zeroed(model, space, widths, side)(X)
+        torch.testing.assert_close(network(X), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_own_class_and_graph_agree(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str) -> None:
+    model, space = traced[name]
+    assert space.own_class
+    other = copy.copy(space)
+    other._own_class = False
+    for widths in three_widths(space):
+        own, graph = (s.build(widths, weights_of=model).eval() for s in (space, other))
+        assert type(own) is type(model)
+        assert set(own.state_dict()) == set(graph.state_dict())
+        torch.testing.assert_close(own(X), graph(X), rtol=1e-10, atol=1e-10)
+        assert graph(X[:1]).shape == (1, 5)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_trains(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str) -> None:
+    _, space = traced[name]
+    for widths in three_widths(space):
+        network = space.build(widths)
+        outputs = network(X)
+        sum(t.square().sum() for t in (outputs if isinstance(outputs, tuple) else (outputs,))).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_it_is_a_plain_module(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str) -> None:
+    """Its state survives, torch.export and bcnet take it again, torch.compile too."""
+    model, space = traced[name]
+    widths = three_widths(space)[1]
+    network = space.build(widths, weights_of=model).eval()
+    twin = space.build(widths).eval()
+    twin.load_state_dict(network.state_dict())
+    assert torch.equal(twin(X), network(X))
+    exported = torch.export.export(network, (X,)).module()
+    torch.testing.assert_close(exported(X), network(X), rtol=1e-12, atol=1e-12)
+    compiled = torch.compile(network, backend="eager")
+    torch.testing.assert_close(compiled(X), network(X), rtol=1e-12, atol=1e-12)
+    torch.compiler.reset()
+
+
+def test_a_resized_network_can_be_traced_again() -> None:
+    space = trace(tiny("Residual"), X)
+    again = trace(space.build([6, 5]), X)
+    assert [v.max for v in again.variables] == [6, 5]
+
+
+class StaticSizes(Tiny):
+    """A forward with the channels written into it as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = conv(12, 12)
+
+    def body(self, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        return self.out(x.view(n, 2, 6, 8, 8).transpose(1, 2).reshape(n, 12, 8, 8))
+
+
+def test_a_forward_that_allows_no_other_widths_becomes_its_graph() -> None:
+    model = StaticSizes().double().eval()
+    space = trace(model, X)
+    sentence = (
+        r"^StaticSizes itself does not run at other widths \(shape '.*' is invalid for input of size \d+\), so "
+        r"networks are built from its exported graph: plain layers under the same names, without its Python code$"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        assert not space.own_class
+    for widths in three_widths(space):
+        network = space.build(widths)
+        network(X).sum().backward()
+        assert set(network.state_dict()) == set(model.state_dict())
+        assert network.eval()(X[:1]).shape == (1, 5)
+        params = sum(p.numel() for p in network.parameters())
+        assert params == space.costs["params"](widths)[0]
+    assert torch.equal(space.build(space.max, weights_of=model).eval()(X), model(X))
+
+
+def test_a_graph_follows_training_mode() -> None:
+    """Batch norm of a network built from a graph takes statistics of the batch, and records them."""
+    model = StaticSizes().double()
+    space = trace(model, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = space.build(space.max, weights_of=model)
+    assert torch.allclose(network.train()(X), model.train()(X))
+    found, expected = network.state_dict(), model.state_dict()
+    assert torch.allclose(found["stem.1.running_mean"], expected["stem.1.running_mean"])
+    assert torch.allclose(network.eval()(X), model.eval()(X))
+
+
+def test_tied_parameters_stay_tied(traced: dict[str, tuple[nn.Module, NetworkSpace]]) -> None:
+    _, space = traced["SharedWeights"]
+    network = space.build(space.min)
+    assert network.left.weight is network.right.weight
+
+
+def test_layers_know_their_sizes(traced: dict[str, tuple[nn.Module, NetworkSpace]]) -> None:
+    network = traced["NarrowGroups"][1].build([6])
+    layer, norm = network.grouped[0], network.grouped[1]
+    assert (layer.in_channels, layer.out_channels, layer.groups) == (6, 6, 3)
+    assert (norm.num_features, network.head.in_features) == (6, 6)
+    network = traced["UnequalSplit"][1].build([5, 3, 2, 1])
+    assert network.sizes == (5, 3)
+    network = traced["LayerScale"][1].build([7, 9])
+    assert network.norm.normalized_shape == (7,)
+    assert network.gamma.shape == (7,)
+
+
+def test_fresh_weights_are_drawn_as_the_layers_draw_them() -> None:
+    """A convolution of fewer inputs draws wider weights; a bare parameter starts as it did."""
+    model = tiny("LayerScale")
+    space = trace(model, X)
+    torch.manual_seed(3)
+    network = space.build([4, 20])
+    bound = 1 / np.sqrt(4)
+    assert float(network.expand.weight.detach().abs().max()) <= bound
+    assert float(network.expand.weight.detach().abs().max()) > 0.9 * bound
+    assert torch.equal(network.gamma, torch.full((4,), 0.5, dtype=torch.float64))
+    assert torch.equal(network.stem[1].running_mean, torch.zeros(4, dtype=torch.float64))
+
+
+def test_init_is_called_on_fresh_networks_only() -> None:
+    model = tiny("Residual")
+    seen: list[nn.Module] = []
+    space = trace(model, X, init=seen.append)
+    fresh = space.build(space.min)
+    space.build(space.min, weights_of=model)
+    assert seen == [fresh]
+
+
+def test_weights_of_another_network() -> None:
+    space = trace(tiny("Residual"), X)
+    sentence = r"^weights_of has no parameter 'inner.0.weight': it must be the traced network or its supernet$"
+    with pytest.raises(BcnetError, match=sentence):
+        space.build(space.min, weights_of=tiny("Gated"))
