@@ -61,6 +61,7 @@ LIST = Path(__file__).with_name("coverage_models.txt")
 CACHE = ROOT / ".cache" / "coverage.jsonl"
 LIMITS = {"bcnet": 300, "torch-pruning": 30}  # seconds of processor time for each tool's own work on one model
 PATIENCE = 1200  # seconds on the clock after which a child process is ended whatever it does
+MEMORY = 16 * 2**30  # bytes of address space for a child process
 SIZE = 128  # side of the input, where the model runs at it
 LARGEST = 100_000_000  # parameters of timm's models
 
@@ -234,6 +235,7 @@ def child(tool: str, name: str, pipe: Connection) -> None:
     """Measure one model and send its row after every stage; the last row sent is the result."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     row: Row = {"model": name, "tool": tool, "failed_at": "creating the model", "error": None}
 
     def stage(text: str) -> None:
