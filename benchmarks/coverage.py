@@ -199,8 +199,8 @@ def measure_torch_pruning(model: nn.Module, x: Tensor, row: Row, stage: Callable
     """Halve ``model`` with Torch-Pruning's magnitude pruner, leaving the classifier alone."""
     stage("building the dependency graph")
     classes = tensors(model.eval()(x))[0].shape[1]
-    sizes = {nn.Linear: "out_features", nn.Conv2d: "out_channels"}
-    kept = [m for m in model.modules() if getattr(m, sizes.get(type(m), ""), None) == classes]
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    kept = [m for m in layers if m.weight.shape[0] == classes]
     before = sum(p.numel() for p in model.parameters())
     start = time.process_time()
     importance = torch_pruning.importance.GroupMagnitudeImportance(p=2)
