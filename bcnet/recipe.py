@@ -88,8 +88,9 @@ class Recipe(BaseModel):
         """What a group of settings leaves out is this recipe's default, not its class's."""
         content = dict(data)
         for key, entry in cls.model_fields.items():
-            if is_dataclass(entry.default) and isinstance(content.get(key), Mapping):
-                content[key] = {**asdict(entry.default), **content[key]}  # type: ignore[call-overload]
+            default: Any = entry.default
+            if is_dataclass(default) and isinstance(content.get(key), Mapping):
+                content[key] = {**asdict(default), **content[key]}
         return content
 
     @field_validator("method")

@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -94,25 +95,16 @@ class Run(RunFolder):
 
     @cached_property
     def space(self) -> NetworkSpace:
-        r = self.recipe
-        space = self.source.space(groups=r.groups, base=r.base, round_to=r.round_to, ignore=r.ignore, squeeze=r.squeeze)
-        if r.widen == 1:
-            return space
-        units = np.array([v.unit for v in space.variables])
-        wide = space.build(np.floor(space.max * r.widen / units).astype(np.int64) * units, grow=True)
-        kept = () if r.squeeze else self.source.kept
-        grid = {"groups": r.groups, "base": r.base, "round_to": r.round_to}
-        return trace(wide, self.source.example, ignore=(*r.ignore, *kept), init=self.source.init, **grid)
+        return self._spaces[0]
 
     @cached_property
     def full(self) -> Widths:
         """The widths of the network as it was given, (L,)."""
-        if self.recipe.widen == 1:
-            return self.space.max
-        r = self.recipe
-        return self.source.space(
-            groups=r.groups, base=r.base, round_to=r.round_to, ignore=r.ignore, squeeze=r.squeeze
-        ).max
+        return self._spaces[1]
+
+    @cached_property
+    def _spaces(self) -> tuple[NetworkSpace, Widths]:
+        return make_space(self.source, self.recipe)
 
     @cached_property
     def costs(self) -> dict[str, Cost]:
@@ -120,15 +112,7 @@ class Run(RunFolder):
 
     @cached_property
     def limits(self) -> Limits:
-        """The budgets, percentages being of the network as it was given."""
-        return Limits(self.space, self.costs, [self._budget(text) for text in self.recipe.budgets])
-
-    def _budget(self, text: str) -> Budget:
-        budget = parse_budget(text, self.costs, self.space)
-        if not text.rstrip().endswith("%"):
-            return budget
-        cost = self.costs[budget.name]
-        return replace(budget, limit=budget.limit * int(cost(self.full)[0]) / int(cost(self.space.max)[0]))
+        return make_limits(self.space, self.full, self.costs, self.recipe)
 
     def cost_of(self, widths: Any) -> dict[str, int]:
         """Every cost of one network."""
@@ -159,6 +143,31 @@ class Run(RunFolder):
     def fresh_supernet(self) -> Supernet:
         torch.manual_seed(self.recipe.seed)
         return Supernet(self.space, self.recipe.paths.principle).to(self.device)
+
+
+def make_space(source: Source, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
+    """The width space a recipe searches, and the widths in it of the network as it was given."""
+    grid = {"groups": recipe.groups, "base": recipe.base, "round_to": recipe.round_to}
+    space = source.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
+    if recipe.widen == 1:
+        return space, space.max
+    units = np.array([v.unit for v in space.variables])
+    wide = space.build(np.floor(space.max * recipe.widen / units).astype(np.int64) * units, grow=True)
+    kept = () if recipe.squeeze else source.kept
+    return trace(wide, source.example, ignore=(*recipe.ignore, *kept), init=source.init, **grid), space.max
+
+
+def make_limits(space: NetworkSpace, full: Widths, costs: Mapping[str, Cost], recipe: Recipe) -> Limits:
+    """The budgets of a recipe; percentages are of the network as it was given."""
+
+    def budget(text: str) -> Budget:
+        found = parse_budget(text, costs, space)
+        if not text.rstrip().endswith("%"):
+            return found
+        cost = costs[found.name]
+        return replace(found, limit=found.limit * int(cost(full)[0]) / int(cost(space.max)[0]))
+
+    return Limits(space, costs, [budget(text) for text in recipe.budgets])
 
 
 def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:

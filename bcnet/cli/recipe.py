@@ -58,12 +58,11 @@ def show_recipe(
 def check_recipe(place: Annotated[str, PLACE_ARGUMENT]) -> None:
     """Say whether a recipe is in order: its keys, its network, and its budgets for that network."""
     from bcnet.recipe import Recipe
-    from bcnet.search import Limits
+    from bcnet.run import make_limits, make_space
     from bcnet.sources import load_model
 
     recipe = Recipe.read(place)
-    grid = {"groups": recipe.groups, "base": recipe.base, "round_to": recipe.round_to}
-    space = load_model(recipe.model, recipe.input).space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
-    Limits(space, space.costs, recipe.budgets).check()
+    space, full = make_space(load_model(recipe.model, recipe.input), recipe)
+    make_limits(space, full, space.costs, recipe).check()
     text = f"{place} is in order: {recipe.model}, {len(space)} width variables, within {', '.join(recipe.budgets)}"
     console().print(text, soft_wrap=True)
