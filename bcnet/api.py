@@ -54,7 +54,7 @@ def slim(
         run = Run(folder or kept.name, device)  # type: ignore[union-attr]
         stack.enter_context(run.lock())
         if progress:
-            from bcnet.progress import shown
+            from bcnet.display import shown
 
             run.listener = stack.enter_context(shown())
         source = _source(model, example, run.device, task)

@@ -88,9 +88,8 @@ class Recipe(BaseModel):
         """What a group of settings leaves out is this recipe's default, not its class's."""
         content = dict(data)
         for key, entry in cls.model_fields.items():
-            default: Any = entry.default
-            if is_dataclass(default) and isinstance(content.get(key), Mapping):
-                content[key] = {**asdict(default), **content[key]}
+            if key in _GROUPS and entry.default is not None and isinstance(content.get(key), Mapping):
+                content[key] = {**asdict(entry.default), **content[key]}
         return content
 
     @field_validator("method")

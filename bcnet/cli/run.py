@@ -137,7 +137,7 @@ def _new_folder(recipe: Recipe) -> Path:
 def _work(run: Run, until: str, as_json: bool, again: bool = False) -> None:
     """Run the stages up to ``until`` and print what there is."""
     from bcnet.pipeline import run_stages
-    from bcnet.progress import shown
+    from bcnet.display import shown
     from bcnet.runfolder import RunFolder
 
     RunFolder.open(run.folder)
