@@ -8,7 +8,6 @@ for many widths, and several processes share the widths among them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +89,16 @@ class Evaluator:
         rows = np.atleast_2d(self.net.space.check(widths))
         if not len(rows):
             raise BcnetError("there are no widths to score")
+        mode = self.net.training
+        self.net.eval()
+        try:
+            self._score_new(rows, progress)
+        finally:
+            self.net.train(mode)
+        return self._scores(np.stack([self._known[row.tobytes()] for row in rows]))
+
+    def _score_new(self, rows: Widths, progress: Callable[[int, int], None] | None) -> None:
+        """Score those of ``rows`` (n, L) that are not known, each process its share."""
         new = list({row.tobytes(): row for row in rows if row.tobytes() not in self._known}.values())
         rank, world = distributed.world()
         done = len(rows) - len(new)
@@ -103,7 +112,6 @@ class Evaluator:
             self._known |= {row.tobytes(): found for row, found in zip(chunk, table, strict=True)}
             self.evaluations += len(chunk)
             done += len(chunk)
-        return self._scores(np.stack([self._known[row.tobytes()] for row in rows]))
 
     def _scores(self, table: Floats) -> Scores:
         """From a table (n, sides, measures)."""
@@ -131,7 +139,7 @@ class Evaluator:
     @torch.no_grad()
     def _on_batch(self, run: _Run, x: Tensor, y: Tensor) -> Tensor:
         """Mean score, loss and extra scores of a path on a batch: (measures,)."""
-        with self._mode(training=False):
+        with self._autocast():
             output = self.net.run(run.plan, x, run.views, run.stats)
         if not self._checked:
             self.task.check(output, y)
@@ -147,24 +155,15 @@ class Evaluator:
         views = self.net.views(plan)
         if not self.recalibrate:
             return _Run(plan, views, None)
-        current = self.net.fresh_stats(widths)
-        total = {name: torch.zeros_like(t) for name, t in current.items()}
+        total: Stats = {}
         for x, _ in self.recalibrate:
-            with self._mode(training=True):
-                self.net.run(plan, x, views, current)
-            for name, value in current.items():
-                total[name] += value
+            with self._autocast():
+                found = self.net.statistics(plan, x, views)
+            total = {name: total.get(name, 0) + value for name, value in found.items()}
         return _Run(plan, views, {name: value / len(self.recalibrate) for name, value in total.items()})
 
-    @contextmanager
-    def _mode(self, training: bool) -> Iterator[None]:
-        before = self.net.training
-        self.net.train(training)
-        try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-                yield
-        finally:
-            self.net.train(before)
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def _loaded(self) -> Iterator[Batch]:
         return iter(self.batches) if isinstance(self.batches, list) else self.batches.batches(0, 0, self.device)

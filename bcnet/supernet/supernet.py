@@ -78,7 +78,7 @@ class Supernet(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Supernet:
         """A supernet with weights of its own; what describes the network is shared."""
-        memo |= {id(shared): shared for shared in (self._space, self._engine)}
+        memo |= {id(shared): shared for shared in (self._space, self._engine, self._tapped)}
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__dict__ = copy.deepcopy(self.__dict__, memo)
         return twin
@@ -96,8 +96,7 @@ class Supernet(nn.Module):
     def forward(self, x: Tensor, widths: ArrayLike, side: Side = "left", stats: Stats | None = None) -> Any:
         """The output of one path on ``x`` (n, C, H, W).
 
-        Batch norm uses the statistics of this batch; or those in ``stats`` (see :meth:`fresh_stats`), which
-        it sets to this batch's in training mode and reads in evaluation mode.
+        Batch norm uses the statistics of this batch, or those in ``stats`` (see :meth:`statistics`).
         """
         plan = self.plan(widths, side)
         return self.run(plan, x, self.views(plan), stats)
@@ -129,23 +128,24 @@ class Supernet(nn.Module):
 
         ``tap(x, name)`` may change the output of every batch norm; ``name`` is that of its weight.
         """
-        given: list[Tensor | None] = list(views)
-        for i, name in self._engine.statistics.items():
-            given[i] = None if stats is None else stats[name]
-        batch = stats is None or self.training
         if tap is not None and self._tapped is None:
             self._tapped = _Engine(self._space, tapped=True)
         engine = self._engine if tap is None or self._tapped is None else self._tapped
-        return engine.call(x, given, plan.sizes, batch, self.training, tap)
+        return engine.call(x, self._given(views, stats), plan.sizes, stats is None, self.training, tap)
 
-    def fresh_stats(self, widths: ArrayLike) -> Stats:
-        """Empty batch-norm statistics for one path, by buffer name."""
-        plan = self.plan(widths)
-        views = self.views(plan)
-        return {
-            name: torch.ones_like(views[i]) if name.endswith("var") else torch.zeros_like(views[i])
-            for i, name in self._engine.statistics.items()
-        }
+    @torch.no_grad()
+    def statistics(self, plan: Plan, x: Tensor, views: Sequence[Tensor]) -> Stats:
+        """The statistics of the batch ``x`` at every batch norm of a path, by buffer name; dropout is off."""
+        stats = {name: torch.zeros_like(views[i]) for i, name in self._engine.statistics.items()}
+        self._engine.call(x, self._given(views, stats), plan.sizes, True, False)
+        return stats
+
+    def _given(self, views: Sequence[Tensor], stats: Stats | None) -> list[Tensor | None]:
+        """What the graph takes for its state: views, with ``stats`` in place of running statistics."""
+        given: list[Tensor | None] = list(views)
+        for i, name in self._engine.statistics.items():
+            given[i] = None if stats is None else stats[name]
+        return given
 
 
 def _find(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
