@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=None, help="512 on the CPU, 10,000 on a GPU")
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--precision", default="bf16", choices=["bf16", "tf32", "fp32"], help="on a GPU")
+    parser.add_argument("--plain", action="store_true", help="without the Triton kernels, which need bf16")
     parser.add_argument("--memory", type=float, default=None, help="cap in GiB: 8 on the CPU, 64 on a GPU")
     parser.add_argument("--average", action="store_true", help="also score the mean of both sides' logits")
     parser.add_argument("--sample", type=int, default=8, help="widths scored one by one")
@@ -93,11 +94,18 @@ def subspace(net: Supernet) -> list[tuple[int, ...]]:
     return [v.candidates[1::2] for v in variables[:4]] + [v.candidates for v in variables[4:]]
 
 
+def how(args: argparse.Namespace) -> Options:
+    cuda = args.device == "cuda"
+    bf16 = cuda and args.precision == "bf16"
+    memory = int((args.memory or (64 if cuda else 8)) * 2**30)
+    return Options(memory=memory, bf16=bf16, fused=bf16 and not args.plain, average=args.average)
+
+
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     net, cuda = supernet(name, args.device), args.device == "cuda"
     batches = data(args.images or (10_000 if cuda else 512), args.batch, args.device)
     candidates = [v.candidates for v in net.space.variables] if cuda else subspace(net)
-    options = Options(memory=int((args.memory or (64 if cuda else 8)) * 2**30), bf16=cuda and args.precision == "bf16", average=args.average)
+    options = how(args)
     widths = np.array(list(itertools.product(*candidates)))
     sample = np.random.default_rng(1).permutation(len(widths))[: args.sample]
     if cuda:
@@ -141,7 +149,7 @@ def profile(name: str, args: argparse.Namespace) -> None:
     """The operators that take most of the GPU's time."""
     net = supernet(name, args.device)
     batches = data(args.batch, args.batch, args.device)
-    options = Options(memory=64 << 30, bf16=args.precision == "bf16")
+    options = how(args)
     candidates = [v.candidates[-1:] if i < 3 else v.candidates for i, v in enumerate(net.space.variables)]
     score_all(net, batches, candidates, options)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as found:
@@ -169,12 +177,12 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
     torch.backends.cudnn.benchmark = True
-    results: dict[str, Any] = {**environment(args.device), "precision": args.precision if args.device == "cuda" else "fp32"}
+    results: dict[str, Any] = {**environment(args.device), "precision": args.precision if args.device == "cuda" else "fp32", "fused": how(args).fused}
     for name in args.spaces or (list(NETWORKS) if args.device == "cuda" else ["mobilenet"]):
         try:
             results[name] = measure(name, args)
-        except (BcnetError, torch.OutOfMemoryError) as error:
-            results[name] = {"error": str(error)}
+        except (BcnetError, RuntimeError) as error:  # one space that fails must not hide the other's figures
+            results[name] = {"error": str(error)[:2000]}
         print(f"{name}: {json.dumps(results[name])}", flush=True)
         if args.out is not None:
             args.out.write_text(json.dumps(results, indent=2) + "\n")

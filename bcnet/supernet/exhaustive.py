@@ -22,30 +22,12 @@ from bcnet.space.widths import Widths
 from bcnet.supernet.allocations import Allocations
 from bcnet.supernet.sharing import Tree, grow_tree
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.walk import Walker
+from bcnet.supernet.walk import Options, Walker
 
 MAX_WIDTHS = 1_000_000
 LEAVES = 64  # logits that are scored in one go
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How all widths are scored.
-
-    ``memory`` bounds the bytes of activations held at any time (the workspaces of convolution libraries are
-    not counted). ``bf16`` runs dense layers in bfloat16 with float32 running sums and statistics. ``average``
-    also scores the mean of both sides' logits, at twice the memory.
-    """
-
-    memory: int = 2 << 30
-    bf16: bool = False
-    average: bool = False
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        return torch.bfloat16 if self.bf16 else None
 
 
 @dataclass(frozen=True)
@@ -94,7 +76,7 @@ def score_all(
     average = options.average and len(net.sides) == 2
     teams = [net.sides] if average else [(side,) for side in net.sides]
     _check_memory(net, tree, units, max((x for x, _ in rows), key=len), teams, options)
-    walkers = {side: Walker(net, tree, units, side, options.dtype) for side in net.sides}
+    walkers = {side: Walker(net, tree, units, side, options) for side in net.sides}
     tally = _Tally(tree, units, len(net.sides) + average, len(rows) * len(teams), progress)
     for x, y in rows:
         for team in teams:
@@ -133,7 +115,7 @@ def _check_memory(
     net: Supernet, tree: Tree, units: Sequence[Sequence[int]], x: Tensor, teams: Sequence[Sequence[Side]], options: Options
 ) -> None:
     """Walk down the widest path without computing anything, and compare what it would hold with the cap."""
-    needed = sum(_peak(Walker(net, tree, units, side, options.dtype, dry=True), x) for side in teams[0])
+    needed = sum(_peak(Walker(net, tree, units, side, options, dry=True), x) for side in teams[0])
     if needed > options.memory:
         raise BcnetError(
             f"scoring all widths in batches of {len(x)} images holds up to {needed / 2**20:,.0f} MiB, but the cap is "

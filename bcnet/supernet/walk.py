@@ -1,34 +1,57 @@
 """One side of a supernet, walked through the tree of widths level by level.
 
 A walker stands at a node of the tree: the variables chosen so far have their units, all others are at their
-widest. It holds one set of activations per level. A dense layer that contracts the variable just chosen adds
-the channels by which this candidate exceeds the one before to a running sum, so that all candidates together
-cost one widest layer; every other layer of the level runs on slices.
+widest. It holds one set of activations per level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from bcnet.errors import BcnetError
-from bcnet.space.axis import Axis, Size
+from bcnet.space.axis import Axis
 from bcnet.space.network import Side
 from bcnet.space.resize import sliced
-from bcnet.supernet.sharing import Layout, Tree, Work, functional
+from bcnet.supernet.sharing import Tree
+from bcnet.supernet.steps import Dense, Maker
 from bcnet.supernet.supernet import Supernet
 
-Pieces = tuple[tuple[int, int], ...]
+
+@dataclass(frozen=True)
+class Options:
+    """How all widths are scored.
+
+    ``memory`` bounds the bytes of activations held at any time (the workspaces of convolution libraries are
+    not counted). ``bf16`` runs dense layers but the last in bfloat16, with float32 running sums and statistics;
+    ``fused`` then uses Triton kernels on a GPU. ``average`` also scores the mean of both sides' logits, at
+    twice the memory.
+    """
+
+    memory: int = 2 << 30
+    bf16: bool = False
+    fused: bool = False
+    average: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fused and not self.bf16:
+            raise BcnetError("fused kernels compute in bfloat16: set bf16 as well, or leave out fused")
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return torch.bfloat16 if self.bf16 else None
 
 
 class Walker:
     """The activations of one side at one place of the tree.
 
-    ``candidates`` are the units that each variable may take, ascending; ``dtype`` is that of dense layers
-    and of the activations between them (batch statistics and running sums are float32 or wider). A ``dry``
+    ``candidates`` are the units that each variable may take, ascending. ``dtype`` is that of dense layers
+    and of the activations between them; batch statistics, running sums and the output layer are float32 or
+    wider. ``sums`` holds running sums, or the results of all candidates where a step makes them at once. A ``dry``
     walker computes nothing, on the meta device, and holds every running sum to the end.
     """
 
@@ -38,22 +61,23 @@ class Walker:
         tree: Tree,
         candidates: Sequence[Sequence[int]],
         side: Side,
-        dtype: torch.dtype | None = None,
+        options: Options,
         dry: bool = False,
     ):
-        self.tree, self.candidates, self.side, self.dtype, self.dry = tree, candidates, side, dtype, dry
+        self.tree, self.candidates, self.side, self.dry = tree, candidates, side, dry
+        self.dtype, self.fused = options.dtype, options.fused
         self.widest = [c[-1] for c in candidates]
         self.units = list(self.widest)
         self.rank = [0] * len(candidates)
         self.values: dict[fx.Node, Any] = {}
-        self.sums: dict[fx.Node, Tensor] = {}
+        self.sums: dict[fx.Node, Any] = {}
         self.state = _widest_state(net, self.widest, side)
         if dry:
             self.state = {node: tensor.to("meta") for node, tensor in self.state.items()}
         self._space = net.space
         self._input = _input_of(net)
         slots = {(s.node, s.name, s.item): s.size for s in net.space.slots}
-        maker = _Maker(self, slots)
+        maker = _fused_maker()(self, slots) if self.fused else Maker(self, slots)
         self._levels = [maker.level(works) for works in tree.levels]
 
     def axes_of(self, node: fx.Node) -> tuple[Axis, ...] | None:
@@ -62,7 +86,8 @@ class Walker:
 
     def start(self, x: Tensor) -> None:
         """Begin with a batch ``x`` (n, C, H, W): everything that depends on no width."""
-        self.values = {self._input: x if self.dtype is None else x.to(self.dtype)}
+        x = x if self.dtype is None else x.to(self.dtype)
+        self.values = {self._input: x.contiguous(memory_format=torch.channels_last) if self.fused else x}
         self._run(0)
 
     def choose(self, depth: int, rank: int) -> None:
@@ -82,12 +107,12 @@ class Walker:
     def finishes(self) -> bool:
         """Whether the last level is one linear layer, the output: then :meth:`finish` gives all its candidates."""
         last = self._levels[-1]
-        return len(last) == 1 and isinstance(last[0], _Dense) and last[0].node is self.tree.output and last[0].stacks
+        return len(last) == 1 and isinstance(last[0], Dense) and last[0].node is self.tree.output and last[0].stacks
 
     def finish(self) -> Tensor:
         """The logits for every candidate of the last variable, (candidates, n, classes)."""
         step = self._levels[-1][0]
-        assert isinstance(step, _Dense)
+        assert isinstance(step, Dense)
         return step.stacked()
 
     @property
@@ -107,6 +132,16 @@ class Walker:
             self.values.pop(step.node, None)
 
 
+def _fused_maker() -> type[Maker]:
+    try:
+        from bcnet.supernet.gpu_steps import FusedMaker
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise BcnetError("fused scoring needs Triton, which comes with torch for CUDA: leave out fused") from None
+    return FusedMaker
+
+
 def _input_of(net: Supernet) -> fx.Node:
     graph = net.space.graph
     if len(graph.inputs) != 1:
@@ -122,329 +157,10 @@ def _widest_state(net: Supernet, widest: Sequence[int], side: Side) -> dict[fx.N
     found: dict[fx.Node, Tensor] = {}
     for node in graph.graph.nodes:
         if node.name in graph.constants:
-            found[node] = graph.constants[node.name]
+            found[node] = graph.constants[node.name].to(next(net.parameters()).device)
         elif node.name in graph.state_of:
             name = graph.state_of[node.name]
             axes = space.coupling.axes.get(name)
             tensor = tensors[name].detach()
             found[node] = tensor if axes is None else sliced(tensor, axes, widest, total, side)
     return found
-
-
-def cut(tensor: Tensor, dim: int, pieces: Pieces) -> Tensor:
-    """The pieces (start, length) of a dimension: a view where it is one."""
-    if pieces == ((0, tensor.shape[dim]),):
-        return tensor
-    parts = [tensor.narrow(dim, start, length) for start, length in pieces]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def added(axis: Axis, variable: int, before: int, now: int, held: Sequence[int], side: Side) -> Pieces:
-    """Where an axis built for ``held`` units has the units by which ``now`` exceeds ``before``."""
-    found, start = [], 0
-    for s in axis.segments:
-        whole = 1 if s.variable is None else held[s.variable]
-        if s.variable == variable:
-            skipped = before if side == "left" else whole - now
-            found.append((start + skipped * s.repeat, (now - before) * s.repeat))
-        start += whole * s.repeat
-    return tuple(found)
-
-
-class _Reader:
-    """A value of the graph as a level sees it: cut to the units chosen since it was computed."""
-
-    def __init__(self, walker: Walker, node: fx.Node, level: int):
-        self.walker, self.node = walker, node
-        place, since = walker.tree.place, walker.tree.level_of[node]
-        self.layout: Layout | None = walker.tree.layouts.get(node)
-        variables = self.layout.axis.variables if self.layout else frozenset()
-        self.narrowed = tuple(v for v in sorted(variables) if since <= place[v] < level)
-        self.variables = tuple(sorted(variables))
-        self._pieces: dict[tuple[int, ...], Pieces] = {}
-
-    def held(self) -> list[int]:
-        """The units at which the value was computed."""
-        units = list(self.walker.units)
-        for v in self.narrowed:
-            units[v] = self.walker.widest[v]
-        return units
-
-    def read(self) -> Any:
-        value = self.walker.values[self.node]
-        if not self.narrowed or self.layout is None:
-            return value
-        units = self.walker.units
-        key = tuple(units[v] for v in self.variables)
-        if key not in self._pieces:
-            self._pieces[key] = self.layout.axis.pieces(units, self.held(), self.walker.side)
-        return cut(value, self.layout.dim, self._pieces[key])
-
-
-class _State:
-    """A parameter, buffer or constant, cut to the current units; every cut is made once."""
-
-    def __init__(self, walker: Walker, node: fx.Node, axes: tuple[Axis, ...] | None, dtype: torch.dtype | None = None):
-        self.walker, self.axes = walker, axes
-        self.tensor = walker.state[node]
-        if dtype is not None:
-            self.tensor = self.tensor.to(dtype)
-        self.variables = tuple(sorted(frozenset().union(*(a.variables for a in axes or ()))))
-        self._cuts: dict[tuple[int, ...], Tensor] = {}
-
-    def read(self) -> Tensor:
-        if not self.variables or self.axes is None:
-            return self.tensor
-        units = self.walker.units
-        key = tuple(units[v] for v in self.variables)
-        if key not in self._cuts:
-            self._cuts[key] = sliced(self.tensor, self.axes, units, self.walker.widest, self.walker.side)
-        return self._cuts[key]
-
-
-class _Units:
-    """A size constant of the graph at the current units."""
-
-    def __init__(self, walker: Walker, size: Size):
-        self.walker, self.size = walker, size
-
-    def read(self) -> int:
-        return self.size.at(self.walker.units)
-
-
-class _Step:
-    """One operator (or several, fused) of a level; ``dies`` are the nodes nothing needs afterwards."""
-
-    def __init__(self, walker: Walker, works: Sequence[Work]):
-        self.walker, self.node = walker, works[-1].node
-        inner = {w.node for w in works[:-1]}
-        self.dies = tuple(n for w in works for n in w.dies if n not in inner)
-
-    def run(self) -> Any:
-        raise NotImplementedError
-
-
-class _Call(_Step):
-    """An operator that treats channels apart, run as it stands in the graph."""
-
-    def __init__(self, walker: Walker, work: Work, args: Any, kwargs: Any):
-        super().__init__(walker, [work])
-        target: Any = work.node.target
-        self.target = functional(target) if isinstance(target, torch._ops.OpOverload) else target
-        self.args, self.kwargs = args, kwargs
-
-    def run(self) -> Any:
-        return self.target(*[_read(a) for a in self.args], **{k: _read(a) for k, a in self.kwargs.items()})
-
-
-class _Same(_Step):
-    """Dropout in evaluation."""
-
-    def __init__(self, walker: Walker, work: Work, x: _Reader):
-        super().__init__(walker, [work])
-        self.x = x
-
-    def run(self) -> Any:
-        return self.x.read()
-
-
-class _Norm(_Step):
-    """Batch norm with the statistics of this batch, an addition and ReLU where these follow."""
-
-    def __init__(self, walker: Walker, works: Sequence[Work], args: Mapping[str, Any], other: _Reader | None, relu: bool):
-        super().__init__(walker, works)
-        self.x, self.weight, self.bias = args["input"], args["weight"], args["bias"]
-        self.eps, self.other, self.relu = args["eps"], other, relu
-
-    def run(self) -> Tensor:
-        x = self.x.read()
-        y = torch.batch_norm(x, _read(self.weight), _read(self.bias), None, None, True, 0.0, self.eps, False)
-        if self.walker.dtype is not None:
-            y = y.to(self.walker.dtype)
-        if self.other is not None:
-            y += self.other.read()
-        return y.relu_() if self.relu else y
-
-
-class _Dense(_Step):
-    """A dense convolution or linear layer; ``shared`` where it contracts the variable its level chooses."""
-
-    def __init__(self, walker: Walker, work: Work, args: dict[str, Any]):
-        super().__init__(walker, [work])
-        assert work.contracts is not None
-        self.work, self.depth = work, work.level - 1
-        self.axes: tuple[Axis, ...] = args["weight"].axes
-        self.x, self.weight, self.bias = args["input"], args["weight"], args["bias"]
-        self.operator: Any = functional(work.node.target)
-        self.rest = {k: a for k, a in args.items() if k not in ("input", "weight", "bias")}
-        self.variable = walker.tree.order[self.depth] if work.level else -1
-        self.shared = self.variable in self.x.narrowed
-        self._cuts: dict[tuple[int, ...], tuple[Pieces, Tensor, Tensor | None]] = {}
-        self._stacks: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
-
-    def run(self) -> Tensor:
-        return self._share() if self.shared else self._apply(self.x.read(), self.weight.read(), _read(self.bias))
-
-    def _apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x = x if self.walker.dtype is None else x.to(self.walker.dtype)
-        result: Tensor = self.operator(x, weight, bias, **self.rest)
-        return result
-
-    def _share(self) -> Tensor:
-        """This candidate's channels beyond the last one's, added to the running sum."""
-        walker = self.walker
-        rank, ranks = walker.rank[self.depth], len(walker.candidates[self.variable])
-        pieces, weight, bias = self._parts(rank)
-        total = self._apply(cut(walker.values[self.x.node], self._dim, pieces), weight, bias)
-        if walker.dtype is not None and ranks > 1:
-            total = total.float()
-        if rank:
-            total += walker.sums.pop(self.node)
-        if rank + 1 < ranks or walker.dry:
-            walker.sums[self.node] = total
-        if self.variable in self.axes[0].variables:
-            held = self._with(walker.widest[self.variable])
-            return cut(total, self._dim, self.axes[0].pieces(walker.units, held, walker.side))
-        return total
-
-    @property
-    def stacks(self) -> bool:
-        """Whether it is a linear layer of fixed outputs, so cheap that all candidates go in one product."""
-        linear = self.work.kind == "aten::linear" and not self.axes[0].variables
-        return linear and self.shared and self.x.layout == Layout(1, self.axes[1])
-
-    def stacked(self) -> Tensor:
-        """The outputs for every candidate, (candidates, n, outputs): channels it lacks have weight 0."""
-        walker, v = self.walker, self.variable
-        key = tuple(walker.units[u] for u in self.weight.variables)
-        if key not in self._stacks:
-            inner = self.axes[1].pieces(walker.units, walker.widest, walker.side)
-            weight = cut(self.weight.tensor, 1, inner)
-            rows = []
-            for units in walker.candidates[v]:
-                mask = torch.zeros(weight.shape[1], dtype=weight.dtype, device=weight.device)
-                for start, length in self.axes[1].pieces(self._with(units), self.x.held(), walker.side):
-                    mask[start : start + length] = 1
-                rows.append(weight * mask)
-            bias = None if self.bias is None else self.bias.tensor.repeat(len(rows))
-            self._stacks[key] = torch.cat(rows), bias
-        weight, bias = self._stacks[key]
-        found = self._apply(self.walker.values[self.x.node], weight, bias)
-        return found.unflatten(1, (len(walker.candidates[v]), -1)).transpose(0, 1)
-
-    @property
-    def _dim(self) -> int:
-        return self.x.layout.dim  # type: ignore[union-attr]
-
-    def _with(self, units: int) -> list[int]:
-        """The current units, but ``units`` of the variable that this layer contracts."""
-        found = list(self.walker.units)
-        found[self.variable] = units
-        return found
-
-    def _parts(self, rank: int) -> tuple[Pieces, Tensor, Tensor | None]:
-        """Where the input has the channels to add, and the weight and bias for them."""
-        walker, v = self.walker, self.variable
-        key = (rank, *(walker.units[u] for u in self.weight.variables))
-        if key not in self._cuts:
-            now = walker.units[v]
-            before = walker.candidates[v][rank - 1] if rank else 0
-            tensor = cut(self.weight.tensor, 0, self.axes[0].pieces(self._with(walker.widest[v]), walker.widest, walker.side))
-            if rank:
-                pieces = added(self.work.contracts, v, before, now, self.x.held(), walker.side)  # type: ignore[arg-type]
-                inner = added(self.axes[1], v, before, now, walker.widest, walker.side)
-            else:
-                pieces = self.x.layout.axis.pieces(walker.units, self.x.held(), walker.side)
-                inner = self.axes[1].pieces(walker.units, walker.widest, walker.side)
-            bias = None if rank or self.bias is None else self._bias()
-            self._cuts[key] = pieces, cut(tensor, 1, inner), bias
-        return self._cuts[key]
-
-    def _bias(self) -> Tensor:
-        held = self._with(self.walker.widest[self.variable])
-        return sliced(self.bias.tensor, self.bias.axes or (), held, self.walker.widest, self.walker.side)
-
-
-def _read(arg: Any) -> Any:
-    if isinstance(arg, (_Reader, _State, _Units)):
-        return arg.read()
-    return [_read(a) for a in arg] if isinstance(arg, list) else arg
-
-
-class _Maker:
-    """Turns the works of a level into steps."""
-
-    def __init__(self, walker: Walker, slots: dict[tuple[fx.Node, str, int | None], Size]):
-        self.walker, self.slots = walker, slots
-
-    def level(self, works: Sequence[Work]) -> list[_Step]:
-        steps: list[_Step] = []
-        taken: set[fx.Node] = set()
-        for work in works:
-            if work.node not in taken:
-                chain = self._chain(work, works)
-                taken.update(w.node for w in chain)
-                steps.append(self._step(chain))
-        return steps
-
-    def _chain(self, work: Work, works: Sequence[Work]) -> list[Work]:
-        """Batch norm with the addition and ReLU that alone use its result."""
-        chain = [work]
-        if work.kind != "aten::batch_norm":
-            return chain
-        rows = {w.node: w for w in works}
-        for kind in ("aten::add", "aten::relu"):
-            last = chain[-1].node
-            user = rows.get(next(iter(last.users))) if len(last.users) == 1 else None
-            if user is not None and user.kind == kind and (kind == "aten::relu" or self._adds(user, last, work, rows)):
-                chain.append(user)
-        return chain
-
-    def _adds(self, user: Work, last: fx.Node, work: Work, rows: dict[fx.Node, Work]) -> bool:
-        """Whether an addition joins ``last`` with another tensor of its shape that is there in time."""
-        a, b = user.args["self"], user.args["other"]
-        other = b if a is last else a
-        if not isinstance(other, fx.Node) or other is last or user.args.get("alpha") != 1:
-            return False
-        nodes = list(rows)
-        in_time = other not in rows or nodes.index(other) < nodes.index(work.node)
-        return in_time and other.meta["val"].shape == last.meta["val"].shape
-
-    def _step(self, chain: list[Work]) -> _Step:
-        work = chain[0]
-        if work.contracts is not None:
-            return _Dense(self.walker, work, self._named(work))
-        if work.kind == "aten::batch_norm":
-            other, relu = None, chain[-1].kind == "aten::relu"
-            for user in chain[1:]:
-                if user.kind == "aten::add":
-                    a, b = user.args["self"], user.args["other"]
-                    other = _Reader(self.walker, b if a is work.node else a, work.level)
-            return _Norm(self.walker, chain, self._named(work), other, relu)
-        if work.kind in ("aten::dropout", "aten::feature_dropout"):
-            return _Same(self.walker, work, self._named(work)["input"])
-        node = work.node
-        if "args" in work.args:
-            return _Call(self.walker, work, [self._resolve(a, work) for a in node.args], {})
-        named = self._named(work)
-        target: Any = node.target
-        arguments = {a.name: a.kwarg_only for a in target._schema.arguments}
-        kwargs = {k: a for k, a in named.items() if arguments[k]}
-        return _Call(self.walker, work, [a for k, a in named.items() if not arguments[k]], kwargs)
-
-    def _named(self, work: Work) -> dict[str, Any]:
-        return {name: self._resolve(arg, work, name) for name, arg in work.args.items()}
-
-    def _resolve(self, arg: Any, work: Work, name: str = "", item: int | None = None) -> Any:
-        """An argument as something to read: values cut to their level's units, sizes filled in."""
-        size = self.slots.get((work.node, name, item))
-        if size is not None:
-            return _Units(self.walker, size)
-        if isinstance(arg, (list, tuple)):
-            return [self._resolve(a, work, name, i) for i, a in enumerate(arg)]
-        if not isinstance(arg, fx.Node):
-            return arg
-        if arg in self.walker.state:
-            convolves = work.contracts is not None or work.kind.startswith("aten::conv")
-            return _State(self.walker, arg, self.walker.axes_of(arg), self.walker.dtype if convolves else None)
-        return _Reader(self.walker, arg, work.level)

@@ -1,0 +1,245 @@
+"""The steps of a level on a GPU: a layer, its batch norm and what follows as few passes over memory.
+
+Three ways, all in channels-last bfloat16. A 1x1 convolution that widens takes its batch norm into its weights,
+since the mean and variance of W x follow from the mean and the Gram matrix of x. A dense layer makes the parts
+of all its candidates at once, and two passes over them give the statistics and the normalised results of every
+sum. A depthwise convolution gathers its statistics while it runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bcnet.supernet import gpu_kernels as kernels
+from bcnet.supernet.sharing import Work
+from bcnet.supernet.steps import Dense, Maker, Reader, State, Step, read
+
+GLOBAL_POOL = ("aten::adaptive_avg_pool2d", [1, 1])
+
+
+class Moments:
+    """Column sums (C,) and Gram matrix (C, C) of an activation, in float32; computed once for its value."""
+
+    def __init__(self) -> None:
+        self._known: dict[fx.Node, tuple[Any, Tensor, Tensor]] = {}
+
+    def of(self, node: fx.Node, value: Tensor) -> tuple[Tensor, Tensor]:
+        found = self._known.get(node)
+        if found is None or found[0]() is not value:
+            found = self._known[node] = (weakref.ref(value), *_moments(kernels.matrix(value)))
+        return found[1], found[2]
+
+
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    columns = rows.shape[1]
+    if rows.is_meta:
+        return torch.empty(columns, device="meta"), torch.empty(columns, columns, device="meta")
+    sums = rows.sum(0, dtype=torch.float32)
+    # A tall matrix in pieces, so that the product has enough tiles for all multiprocessors.
+    pieces = next(k for k in (32, 16, 8, 4, 2, 1) if len(rows) % k == 0)
+    tall = rows.unflatten(0, (pieces, -1))
+    if rows.is_cuda:
+        return sums, torch.bmm(tall.transpose(1, 2), tall, out_dtype=torch.float32).sum(0)
+    return sums, (tall.float().transpose(1, 2) @ tall.float()).sum(0)
+
+
+class Folded(Step):
+    """A 1x1 convolution with its batch norm in its weights; ReLU and global pooling where they follow."""
+
+    def __init__(self, walker: Any, chain: Sequence[Work], layers: tuple[Dense, dict[str, Any]], moments: Moments):
+        super().__init__(walker, chain)
+        self.dense, self.norm = layers
+        self.moments = moments
+        kinds = [w.kind for w in chain]
+        self.relu, self.pool = "aten::relu" in kinds, GLOBAL_POOL[0] in kinds
+        self._weights: dict[tuple[int, ...], Tensor] = {}
+
+    def run(self) -> Tensor:
+        x, walker = self.dense.x, self.walker
+        held = walker.values[x.node]
+        sums, gram = self.moments.of(x.node, held)
+        value = x.read()
+        start = (value.storage_offset() - held.storage_offset()) % held.shape[1]
+        kept = slice(start, start + value.shape[1])
+        rows = kernels.matrix(value)
+        norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
+        weight, shift = kernels.fold(
+            self._weight(), sums[kept], gram[kept, kept].contiguous(), len(rows), norm, walker.dtype
+        )
+        n, _, height, width = value.shape
+        pixels = height * width
+        if self.pool and pixels in (1, 2, 4, 8, 16, 32, 64, 128):
+            return kernels.dense_pool(rows, weight, shift, self.relu, pixels)[:, :, None, None]
+        y = torch._addmm_activation(shift, rows, weight.t()) if self.relu else torch.addmm(shift, rows, weight.t())
+        result = kernels.image(y, (n, height, width))
+        return result.mean((2, 3), keepdim=True, dtype=torch.float32) if self.pool else result
+
+    def _weight(self) -> Tensor:
+        """The convolution's weight at the current units, (out, in) in float32."""
+        units = self.walker.units
+        key = tuple(units[v] for v in self.dense.weight.variables)
+        if key not in self._weights:
+            self._weights[key] = self.dense.weight.read().flatten(1).contiguous()
+        return self._weights[key]
+
+
+class Normed(Step):
+    """A dense layer, its batch norm, and an addition, ReLU and global pooling where they follow."""
+
+    def __init__(
+        self, walker: Any, chain: Sequence[Work], layers: tuple[Dense, dict[str, Any]], around: tuple[Reader | None, bool]
+    ):
+        super().__init__(walker, chain)
+        self.dense, self.norm = layers
+        self.other, self.relu = around
+        self.pool = chain[-1].kind == GLOBAL_POOL[0]
+        self._weights: dict[Any, Tensor] = {}
+
+    def run(self) -> Tensor:
+        walker, dense = self.walker, self.dense
+        if not dense.shared:
+            parts = [self._layer(dense.x.read(), dense.weight.read(), read(dense.bias))]
+            return self._finish(parts)[0]
+        rank, units = walker.rank[dense.depth], walker.candidates[dense.variable]
+        if rank == 0:
+            walker.sums[self.node] = self._finish([self._part(r) for r in range(len(units))])
+            walker.units[dense.variable] = units[0]
+        results = walker.sums[self.node]
+        if rank + 1 == len(units) and not walker.dry:
+            del walker.sums[self.node]
+        return results[rank]
+
+    def _part(self, rank: int) -> Tensor:
+        """What the channels that candidate ``rank`` adds contribute."""
+        walker, dense = self.walker, self.dense
+        walker.units[dense.variable] = walker.candidates[dense.variable][rank]
+        pieces, weight, bias = dense.parts(rank)
+        return self._layer(dense.cut_input(pieces), weight, bias)
+
+    def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The convolution of x, (n, C, H, W) in channels-last memory."""
+        rest = self.dense.rest
+        key = (weight.shape, weight.storage_offset())
+        if key not in self._weights:
+            self._weights[key] = weight.contiguous(memory_format=torch.channels_last)
+        weight = self._weights[key]
+        if weight.shape[2:] == (1, 1) and rest["stride"] == [1, 1] and rest["padding"] == [0, 0] and bias is None:
+            rows = kernels.matrix(x) @ weight.flatten(1).t()
+            return kernels.image(rows, (len(x), *x.shape[2:]))
+        x = x.contiguous(memory_format=torch.channels_last)
+        y = torch.conv2d(x, weight, bias, rest["stride"], rest["padding"], rest["dilation"])
+        return y.contiguous(memory_format=torch.channels_last)
+
+    def _finish(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        n, _, height, width = parts[0].shape
+        rows = [kernels.matrix(part) for part in parts]
+        other = None if self.other is None else kernels.matrix(self.other.read())
+        affine = kernels.statistics(rows, self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
+        if self.pool:
+            return [t[:, :, None, None] for t in kernels.normalise_pool(rows, affine, other, self.relu, n)]
+        found = kernels.normalise(rows, affine, other, self.relu, inplace=len(rows) == 1)
+        return [kernels.image(t, (n, height, width)) for t in found]
+
+
+class Depthwise(Step):
+    """A depthwise convolution, its batch norm, and ReLU where it follows."""
+
+    def __init__(self, walker: Any, chain: Sequence[Work], conv: dict[str, Any], norm: dict[str, Any], relu: bool):
+        super().__init__(walker, chain)
+        self.conv, self.norm, self.relu = conv, norm, relu
+        self._weights: dict[tuple[int, ...], Tensor] = {}
+
+    def run(self) -> Tensor:
+        x = self.conv["input"].read()
+        stride, pad = self.conv["stride"][0], self.conv["padding"][0]
+        norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
+        rows, affine = kernels.depthwise(x, self._weight(), stride, pad, norm)
+        (result,) = kernels.normalise([rows], affine, None, self.relu, inplace=True)
+        kernel = self.conv["weight"].tensor.shape[2:]
+        size = [(s + 2 * pad - k) // stride + 1 for s, k in zip(x.shape[2:], kernel, strict=True)]
+        return kernels.image(result, (len(x), size[0], size[1]))
+
+    def _weight(self) -> Tensor:
+        """(taps, channels) in float32."""
+        weight = self.conv["weight"]
+        key = tuple(self.walker.units[v] for v in weight.variables)
+        if key not in self._weights:
+            self._weights[key] = weight.read().flatten(1).t().contiguous()
+        return self._weights[key]
+
+
+class FusedMaker(Maker):
+    """Makes the steps above where their layers are found, and plain ones everywhere else."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._moments = Moments()
+
+    def _chain(self, work: Work, works: Sequence[Work]) -> list[Work]:
+        rows = {w.node: w for w in works}
+        norm = self._only_user(work, "aten::batch_norm", rows) if _layer_kind(work) else None
+        if norm is None or norm.args["weight"] is None:
+            return super()._chain(work, works)
+        chain = [work, norm, *self._after(norm, work, rows)]
+        if _layer_kind(work) == "depthwise":
+            return chain if chain[-1].kind != "aten::add" and len(chain) <= 3 else super()._chain(work, works)
+        pool = self._only_user(chain[-1], GLOBAL_POOL[0], rows)
+        if pool is not None and list(pool.args["output_size"]) == GLOBAL_POOL[1]:
+            chain.append(pool)
+        return chain if self._fits(chain) else super()._chain(work, works)
+
+    def _fits(self, chain: Sequence[Work]) -> bool:
+        """Whether all candidates of a chain can be made at once: nothing in it depends on the one chosen."""
+        work = chain[0]
+        dense = Dense(self.walker, work, self._named(work))
+        if not dense.shared:
+            return True
+        other, _ = self._surroundings(chain)
+        level_of = self.walker.tree.level_of
+        return (
+            dense.variable not in dense.axes[0].variables
+            and len(self.walker.candidates[dense.variable]) <= kernels.MAX_PARTS
+            and (other is None or level_of[other.node] < work.level)
+        )
+
+    def _exact(self, work: Work) -> State:
+        """The weight of a layer, not rounded to bfloat16."""
+        weight = work.args["weight"]
+        return State(self.walker, weight, self.walker.axes_of(weight))
+
+    def _step(self, chain: list[Work]) -> Step:
+        if len(chain) == 1 or chain[1].kind != "aten::batch_norm":
+            return super()._step(chain)
+        work, norm = chain[0], self._named(chain[1])
+        given, other, relu = self._named(work), *self._surroundings(chain)
+        if _layer_kind(work) == "depthwise":
+            return Depthwise(self.walker, chain, {**given, "weight": self._exact(work)}, norm, relu)
+        dense = Dense(self.walker, work, given)
+        if other is None and _widens(dense):
+            dense.weight = self._exact(work)
+            return Folded(self.walker, chain, (dense, norm), self._moments)
+        return Normed(self.walker, chain, (dense, norm), (other, relu))
+
+
+def _layer_kind(work: Work) -> str | None:
+    """What a work is to these steps: a dense or a depthwise convolution of images, or neither."""
+    args = work.args
+    if work.kind != "aten::conv2d" or list(args["dilation"]) != [1, 1] or isinstance(args["padding"], str):
+        return None
+    if work.contracts is not None:
+        return "dense"
+    shape = args["weight"].meta["val"].shape
+    square = shape[2] == shape[3] and len(set(args["stride"])) == len(set(args["padding"])) == 1
+    return "depthwise" if square and args["groups"] == shape[0] and shape[1] == 1 and args["bias"] is None else None
+
+
+def _widens(dense: Dense) -> bool:
+    """A plain 1x1 convolution of one run of channels, with more outputs than inputs."""
+    rest, shape = dense.rest, dense.weight.tensor.shape
+    plain = tuple(shape[2:]) == (1, 1) and list(rest["stride"]) == [1, 1] and list(rest["padding"]) == [0, 0]
+    return plain and dense.bias is None and len(dense.axes[1].segments) == 1 and shape[0] >= shape[1]
