@@ -53,6 +53,7 @@
     if (printing === begins) return;
     printing = begins;
     drawAll();
+    if (!begins) Object.keys(charts).forEach((id) => Plotly.Plots.resize(id));
   }
 
   const picker = document.getElementById("fairness-variable");

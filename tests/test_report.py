@@ -1,0 +1,149 @@
+"""The report's words, its data and its page as text; what a browser makes of it is in test_report_browser.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from report_example import example
+
+import bcnet.report.page
+from bcnet.errors import BcnetError
+from bcnet.report import Figures, ReportData, charts, render, words, write_report
+from bcnet.search import Budget
+
+
+def with_score(data: ReportData, **scores: float) -> ReportData:
+    changed = {name: replace(data.networks[name], score=value) for name, value in scores.items()}
+    return replace(data, networks={**data.networks, **changed})
+
+
+def test_verdict_names_gain_and_price():
+    data = example()
+    assert words.headline(data) == "49% of the FLOPs for 0.23\N{NO-BREAK SPACE}points of accuracy"
+    assert words.verdict(data) == [
+        "Within flops=50%, the widths found for torchvision:resnet50 reach 76.38% accuracy on the test images of "
+        "imagefolder:/data/birds & bees; the full network reaches 76.61%.",
+        "At the same budget, scaling all layers alike gives 75.24%, 1.14\N{NO-BREAK SPACE}points less.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "full", "headline"),
+    [
+        (0.75, 0.74, "49% of the FLOPs, and 1.00\N{NO-BREAK SPACE}points more accuracy"),
+        (0.75, 0.75, "49% of the FLOPs at the same accuracy"),
+        (0.75, float("nan"), "49% of the FLOPs, 75.00% accuracy"),
+    ],
+)
+def test_headline(found, full, headline):
+    assert words.headline(with_score(example(), found=found, full=full)) == headline
+
+
+def test_a_search_in_vain_is_called_that():
+    sentences = words.verdict(with_score(example(), found=0.70))
+    assert sentences[1:] == [
+        "At the same budget, scaling all layers alike gives 75.24%, 5.24\N{NO-BREAK SPACE}points more.",
+        "So the search was not worth it here: train the supernet for longer, or take the better one.",
+    ]
+
+
+def test_latency_that_did_not_fall_is_said():
+    data = example()
+    slow = {**data.networks, "found": replace(data.found, latency_ms=40.0)}
+    assert words.latency(replace(data, networks=slow)).endswith(
+        "FLOPs fell but time did not: on this device such small networks are bound by other things."
+    )
+    assert "62% (40.2 ms to 24.9 ms for one input)" in words.latency(data)
+
+
+def test_scores_that_are_no_shares_stay_as_they_are():
+    data = example(percent=False, metric="score")
+    assert words.score(data, -0.012345) == "-0.01235"
+    assert words.gap(data, -0.5) == "0.5"
+
+
+def test_retained_bars_name_the_coupled_layers():
+    data = example(variables=5)
+    bars = charts.retained(data)["data"][0]
+    assert bars["y"] == pytest.approx([100 * c / f for c, f in zip(data.found.widths, data.full_widths, strict=True)])
+    assert "layer0.add &amp; co" in bars["hovertext"][0]
+    assert "<1>" not in bars["hovertext"][0]
+
+
+def test_front_and_progress_are_those_of_the_trials():
+    data = example()
+    front = next(t for t in charts.front(data)["data"] if t["name"] == "Pareto front")
+    assert front["x"] == sorted(front["x"])
+    assert front["y"] == sorted(front["y"])
+    best = next(t for t in charts.progress(data)["data"] if t["name"] == "best so far")
+    assert best["y"][-1] == pytest.approx(100 * data.chosen.score)
+    assert front["y"][-1] == pytest.approx(max(100 * t.score for t in data.trials))
+
+
+def test_fairness_is_flat_for_bcv2_and_falls_for_ua():
+    ours, ua = charts.fairness(example(variables=1))["data"]
+    assert len(set(ours["y"])) == 1
+    assert ua["y"] == sorted(ua["y"], reverse=True)
+    assert len(set(ua["y"])) > 1
+
+
+def test_large_searches_are_thinned():
+    dots = charts.front(example(variables=3, trials=7000))["data"][0]
+    assert 2000 <= len(dots["x"]) <= charts.MOST_POINTS
+
+
+def test_latency_budget_is_drawn_in_seconds():
+    data = example()
+    trials = tuple(replace(t, costs={"latency": 20_000_000 + t.number}) for t in data.trials)
+    data = replace(
+        data, trials=trials, chosen=replace(data.chosen, costs={"latency": 2e7}), budgets=(Budget("latency", 3e7, "latency=30ms"),)
+    )
+    figure = charts.front(data)
+    assert figure["layout"]["shapes"][0]["x0"] == pytest.approx(0.03)
+    assert figure["layout"]["xaxis"]["ticksuffix"] == "s"
+
+
+def test_page_is_whole_and_escaped():
+    page = render(example())
+    assert page.count('<div class="chart') == len(charts.all_charts(example())) == 7
+    assert not re.search(r'(src|href)="(?!data:)', page.split("<script>")[0])
+    assert "<b>tags</b>" not in page
+    assert "&lt;folder&gt;" in page
+    assert "birds &amp; bees" in page
+    embedded = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    assert embedded is not None
+    assert set(json.loads(embedded[1])) == set(charts.all_charts(example()))
+
+
+def test_a_loss_that_is_no_number_leaves_valid_json():
+    data = example()
+    curve = replace(data.supernet_curve, losses=(1.0, float("nan")))
+    embedded = re.search(r'id="charts">(.*?)</script>', render(replace(data, supernet_curve=curve)), re.DOTALL)
+    assert embedded is not None
+    assert json.loads(embedded[1])["supernet-curve"]["data"][0]["y"] == [1.0, None]
+
+
+def test_full_network_that_was_not_trained_has_a_dash():
+    data = example()
+    untrained = Figures("full", data.full_widths, float("nan"), data.full.costs)
+    page = render(replace(data, networks={**data.networks, "full": untrained}))
+    assert "<td>–</td>" in page
+
+
+def test_missing_plotly(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(bcnet.report.page.importlib, "import_module", missing)
+    with pytest.raises(BcnetError) as error:
+        render(example())
+    assert str(error.value) == 'the report draws with plotly, which is not installed: pip install "bcnet[report]"'
+
+
+def test_folder_of_no_run(tmp_path):
+    with pytest.raises(BcnetError) as error:
+        write_report(tmp_path)
+    assert str(error.value) == f"{tmp_path} is no folder of a run: run.json and recipe.yaml are looked for"
