@@ -1,4 +1,4 @@
-"""Measures a training step of the supernet: the plain and the fused engine on CUDA, paths against plain networks on CPU.
+"""Measures a training step of the supernet: plain and fused engine on CUDA, paths against plain networks on CPU.
 
     python benchmarks/supernet_speed.py --device cuda --out docs/results/supernet-speed-cuda.json
     python benchmarks/supernet_speed.py --device cpu --out docs/results/supernet-speed-cpu.json
@@ -206,6 +206,7 @@ def time_cuda(network: str, batch: int, engines: list[str], rounds: int, steps: 
             "images_paths_per_second": round(batch * 4 / float(np.median(taken[name])) * 1e3),
             **profile,
         }
+        say(f"{network} {batch} {name}: { {k: v for k, v in results[name].items() if k != 'table'} }")
     return results
 
 
@@ -333,7 +334,7 @@ def show_cuda(results: dict[str, Any], networks: list[str]) -> None:
     for name in networks:
         for row in results.get(f"{name} 256", {}).get("fused", {}).get("table", []):
             print(f"  {name} {row[1]:8.4f} ms {row[2]:6.1f} x {row[0]}")
-    print(f"{'network batch':16s} {'engine':14s} {'step':>8s} {'gpu':>8s} {'launch':>8s} kernels  img·paths/s  peak MiB")
+    print(f"{'network batch':16s} {'engine':14s} {'step':>8s} {'gpu':>8s} {'launch':>8s} kernels img·paths/s  peak MiB")
     for name in networks:
         for batch in (256, 1024):
             for engine, r in results.get(f"{name} {batch}", {}).items():
@@ -342,7 +343,8 @@ def show_cuda(results: dict[str, Any], networks: list[str]) -> None:
                     continue
                 print(
                     f"{name + ' ' + str(batch):16s} {engine:14s} {r['step_ms']:8.2f} {r.get('gpu_ms', 0):8.2f} "
-                    f"{r['launch_ms']:8.2f} {r.get('kernels', 0):7d} {r['images_paths_per_second']:12d} {r['peak_mib']:9d}"
+                    f"{r['launch_ms']:8.2f} {r.get('kernels', 0):7d} {r['images_paths_per_second']:11d} "
+                    f"{r['peak_mib']:9d}"
                 )
 
 

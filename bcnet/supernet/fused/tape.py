@@ -93,9 +93,8 @@ class Tape:
             window = _window(layer, x)
             whole = self.kernels.depthwise_forward(_whole(x), weight.squeeze(3), window)
             return Value(whole.unbind(0), whole, (x.space[0], *window.out))
-        ys = [
-            _convolution(_as_image(x.parts[s], x.space), _image_weight(weight[s], layer), layer) for s in range(self.sides)
-        ]
+        images = [_as_image(part, x.space) for part in x.parts]
+        ys = [_convolution(im, _image_weight(w, layer), layer) for im, w in zip(images, weight, strict=True)]
         return Value(tuple(Window.rows(y) for y in ys), None, _space(ys[0]))
 
     def _norm(self, layer: Norm) -> Value:
