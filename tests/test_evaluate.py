@@ -53,14 +53,10 @@ def plain_network(net: Supernet, widths: Any, side: Any) -> nn.Module:
     return network.train()
 
 
-def some_widths(net: Supernet, count: int = 3) -> Any:
-    return net.space.sample(np.random.default_rng(0), count)
-
-
 def test_scores_are_those_of_the_plain_network(net: Supernet) -> None:
     """With the statistics of the scoring batches, which differ in size and count by it."""
     batches = validation([40, 24])
-    widths = some_widths(net)
+    widths = toy.some_widths(net)
     scores = Evaluator(net, batches).score(widths)
     for k, row in enumerate(widths):
         for s, side in enumerate(SIDES):
@@ -74,7 +70,7 @@ def test_scores_are_those_of_the_plain_network(net: Supernet) -> None:
 
 
 def test_the_score_is_the_mean_of_both_sides(net: Supernet) -> None:
-    scores = Evaluator(net, validation([32])).score(some_widths(net, 8))
+    scores = Evaluator(net, validation([32])).score(toy.some_widths(net, 8))
     assert scores.score.shape == scores.loss.shape == (8,)
     assert scores.by_side["score"].shape == (8, 2)
     assert scores.score.tolist() == scores.by_side["score"].mean(1).tolist()
@@ -111,7 +107,7 @@ def test_duplicates_are_scored_once(net: Supernet, monkeypatch: Any) -> None:
 def test_recalibrated_statistics_are_the_mean_of_the_training_batches(net: Supernet) -> None:
     training = list(toy.source().batches(0))[:3]
     batches = validation([30])
-    widths = some_widths(net, 2)
+    widths = toy.some_widths(net, 2)
     scores = Evaluator(net, batches, recalibrate=training).score(widths)
     for k, row in enumerate(widths):
         for s, side in enumerate(SIDES):
@@ -161,7 +157,7 @@ def test_a_source_is_loaded_anew_and_many_widths_share_a_batch(net: Supernet) ->
             asked.append(given)
             return source.batches(*given)
 
-    widths = some_widths(net, 5)
+    widths = toy.some_widths(net, 5)
     evaluator = Evaluator(net, Counted())
     scores = evaluator.score(widths)
     assert len(asked) == 1
@@ -169,7 +165,7 @@ def test_a_source_is_loaded_anew_and_many_widths_share_a_batch(net: Supernet) ->
 
 
 def test_more_widths_than_are_run_together(net: Supernet, monkeypatch: Any) -> None:
-    widths = np.unique(some_widths(net, 20), axis=0)
+    widths = np.unique(toy.some_widths(net, 20), axis=0)
     wanted = Evaluator(net, validation([16])).score(widths)
     monkeypatch.setattr("bcnet.supernet.evaluate.TOGETHER", 3)
     told: list[tuple[int, int]] = []

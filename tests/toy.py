@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from bcnet.data import DeviceData, LoadOptions
 from bcnet.data.device import TrainSource
 from bcnet.optim import Optimisation
 from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.widths import Widths
 from bcnet.supernet import checkpoint
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.train import SupernetTraining, Trained, train_supernet
@@ -69,6 +71,10 @@ def config(strategy: Any = None, **settings: Any) -> SupernetTraining:
     given = {"epochs": EPOCHS, "lr": 0.1, "weight_decay": 1e-4, "warmup": 0.5, "ema": 0.9, "clip": 1.0, **settings}
     more = {} if strategy is None else {"strategy": strategy}
     return SupernetTraining(optimisation=Optimisation(**given), checkpoint_minutes=0, seed=5, **more)
+
+
+def some_widths(net: Supernet, count: int = 3) -> Widths:
+    return net.space.sample(np.random.default_rng(0), count)
 
 
 def train(folder: Path | None, **settings: Any) -> tuple[Supernet, Trained]:

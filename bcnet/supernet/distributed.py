@@ -65,6 +65,14 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
+def wait() -> None:
+    """Go on when all processes are here."""
+    if world()[1] > 1:
+        from accelerate.utils import wait_for_everyone
+
+        wait_for_everyone()
+
+
 @torch.no_grad()
 def same_start(network: nn.Module) -> None:
     """Give every process the weights of the first."""

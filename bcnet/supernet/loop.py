@@ -138,6 +138,7 @@ class Loop(ABC):
                 self._check_finite(torch.cat([losses, *recent]))
                 self._save()
                 saved = time.monotonic()
+        distributed.wait()  # until the last checkpoint is there for all
 
     def finish(self) -> None:
         """Put the average of the weights in their place, where there is one."""

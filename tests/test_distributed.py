@@ -1,0 +1,93 @@
+"""Two processes on the CPU end as one would, and say clearly what they lack."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+import two_processes
+from safetensors.torch import load_file
+
+from bcnet.errors import BcnetError
+from bcnet.supernet import checkpoint, distributed
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def launch(folder: Path) -> None:
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here.parent}{os.pathsep}{here}", "OMP_NUM_THREADS": "1"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [sys.executable, *launcher, str(here / "two_processes.py"), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+
+
+def test_two_processes_end_as_one(tmp_path: Path) -> None:
+    """Stopped on the way and resumed: the same paths, and the same weights, losses and scores within tolerance."""
+    launch(tmp_path)
+    ranks = [load_file(tmp_path / f"rank{rank}.safetensors") for rank in range(2)]
+    for found in ranks:
+        assert found.pop("world") == 2
+        assert found.pop("images") == 8
+        assert found.pop("steps") == toy.EPOCHS * toy.STEPS - (two_processes.STOP - 1)
+    assert all(torch.equal(ranks[0][name], ranks[1][name]) for name in ranks[0])
+
+    alone = distributed.Place(0, 1, torch.device("cpu"))
+    _, wanted = two_processes.train(alone, tmp_path / "alone")
+    assert wanted.pop("images") == 16
+    assert wanted.pop("steps") == toy.EPOCHS * toy.STEPS
+    assert torch.equal(ranks[0].pop("widths"), wanted.pop("widths"))
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(
+            ranks[0][name], tensor, rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+    # One checkpoint a step, written by one process: the numbers have no gaps and the two newest are kept.
+    names = sorted(path.name for path in (tmp_path / "checkpoints").glob("*"))
+    assert names == [f"checkpoint-{toy.EPOCHS * toy.STEPS - 1:06d}", f"checkpoint-{toy.EPOCHS * toy.STEPS:06d}"]
+    assert checkpoint.unpack(*checkpoint.load(tmp_path / "checkpoints"))["step"] == toy.EPOCHS * toy.STEPS
+
+
+def test_alone() -> None:
+    place = distributed.start(cpu=True)
+    assert (place.shard, place.device) == ((0, 1), torch.device("cpu"))
+    assert distributed.world() == (0, 1)
+
+
+def test_more_processes_than_gpus(monkeypatch: Any) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BcnetError) as error:
+        distributed.start()
+    assert str(error.value) == (
+        "2 processes were launched on a machine with 1 GPUs: launch one for each GPU, or train on the CPU"
+    )
+
+
+def test_without_accelerate(monkeypatch: Any) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(BcnetError) as error:
+        distributed.start(cpu=True)
+    assert str(error.value) == "training with several processes needs accelerate: pip install accelerate"
