@@ -12,6 +12,7 @@ import typer
 from bcnet import __version__
 from bcnet.cli.bench import bench_app
 from bcnet.cli.console import OneLineErrors
+from bcnet.cli.export import export_network
 from bcnet.cli.fairness import show_fairness
 from bcnet.cli.inspect import list_models, show_cost, show_model
 from bcnet.cli.recipe import recipe_app
@@ -41,6 +42,7 @@ def _root(
 
 
 add_run_commands(app)
+app.command("export")(export_network)
 app.add_typer(recipe_app, name="recipe")
 app.command("models")(list_models)
 app.command("show")(show_model)

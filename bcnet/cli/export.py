@@ -32,10 +32,10 @@ def export_network(
     show.print(f"wrote {', '.join(result['files'])} to {result['path']}", soft_wrap=True)
     if result["difference"] is not None:
         batch = "batches of any size" if result["any_batch"] else "batches of the size it was exported with only"
-        show.print(f"largest difference from PyTorch on real inputs: {result['difference']:.2g}; takes {batch}")
+        show.print(f"largest difference from PyTorch on real inputs: {result['difference']:.2g}; takes {batch}", soft_wrap=True)
     original, slim = result["latency_ms"]["original"], result["latency_ms"]["slim"]
     show.print(
-        f"latency ({result['timed_by']}, one input): original {original:.3g} ms, slim {slim:.3g} ms, "
+        f"latency ({result['timed_by']}): original {original:.3g} ms, slim {slim:.3g} ms, "
         f"{original / slim:.2f} times as fast",
         soft_wrap=True,
     )

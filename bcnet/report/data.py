@@ -110,10 +110,11 @@ def _assembled(
     accuracy = all("top5" in row for row in rows.values())
     with TrialStore(folder.path("trials.sqlite"), must_exist=True) as store:
         trials = store.trials()
+    in_python = folder.recipe.model == PYTHON
     histories = {name: folder.read(f"retrain/{name}")["history"] for name in rows}
     return ReportData(
-        model=couple["model"],
-        data=folder.recipe.data,
+        model="your network" if in_python else couple["model"],
+        data="your loaders" if in_python else folder.recipe.data,
         metric="accuracy" if accuracy else "score",
         percent=accuracy,
         scored_on=_SCORED_ON.get(compare["scored_on"], compare["scored_on"]),
@@ -121,7 +122,7 @@ def _assembled(
         variables=tuple(_variable(entry) for entry in couple["variables"]),
         full_widths=tuple(couple["widths"]["full"]),
         principle=train["principle"],
-        networks={name: _figures(row) for name, row in _with_full(rows, couple, search).items()},
+        networks={name: _figures(row) for name, row in _with_full(rows, couple).items()},
         trials=tuple(trials),
         chosen=Trial(**{**search["best"], "widths": tuple(search["best"]["widths"])}),
         supernet_scores=search["supernet"],
@@ -129,17 +130,21 @@ def _assembled(
         retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),
         recipe=folder.path("recipe.yaml").read_text("utf-8"),
         command=shlex.join(run["command"]),
-        repeat=f"bcnet run --recipe {shlex.quote(str(folder.path('recipe.yaml')))}",
+        repeat=_IN_PYTHON if in_python else f"bcnet run --recipe {shlex.quote(str(folder.path('recipe.yaml')))}",
         facts=_facts(run, train, search),
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,
     )
 
 
+PYTHON = "python"
+"""What stands for model and data in the recipe of a run that was given Python objects."""
+
+_IN_PYTHON = "bcnet.slim(model, example, train, val, recipe='recipe.yaml')  # the recipe below, in a file"
 _SCORED_ON = {"test": "test images", "val": "validation images"}
 
 
-def _with_full(rows: dict[str, Any], couple: dict[str, Any], search: dict[str, Any]) -> dict[str, Any]:
+def _with_full(rows: dict[str, Any], couple: dict[str, Any]) -> dict[str, Any]:
     """The rows with one for the full network, whose costs are known also where it was not trained."""
     full = {"widths": couple["widths"]["full"], "score": float("nan"), "costs": couple["costs"]["full"]}
     return {"full": {"name": "full", **full}, **rows}
