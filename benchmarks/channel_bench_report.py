@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path)
     parser.add_argument(
-        "--add", type=Path, nargs="*", default=[], help="files of benchmarks/channel_bench.py to take in"
+        "--add", type=Path, nargs="*", default=[], help="files that channel_bench.py wrote"
     )
     args = parser.parse_args()
     file = RESULTS / "channel-bench.json"
