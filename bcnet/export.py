@@ -114,6 +114,10 @@ class OnnxNetwork(nn.Module):
         options.intra_op_num_threads = torch.get_num_threads()
         self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
+    @property
+    def any_batch(self) -> bool:
+        return all(isinstance(entry.shape[0], str) for entry in self._session.get_inputs())
+
     def forward(self, *inputs: Tensor) -> list[Tensor]:
         named = {entry.name: x.numpy() for entry, x in zip(self._session.get_inputs(), inputs, strict=True)}
         return [torch.from_numpy(array) for array in self._session.run(None, named)]
@@ -124,17 +128,14 @@ def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> b
     names = ["input"] if len(inputs) == 1 else [f"input{i}" for i in range(len(inputs))]
     settings: dict[str, Any] = {"dynamo": True, "external_data": False, "input_names": names, "verbose": False}
     with _quiet():
-        try:
-            torch.onnx.export(network.eval(), inputs, str(path), dynamic_shapes=_any_batch(inputs), **settings)
-            return True
-        except Exception:  # as in to_pt2
-            pass
-        try:
-            torch.onnx.export(network.eval(), inputs, str(path), **settings)
-            return False
-        except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-            raise BcnetError(f"torch cannot write this network as ONNX ({reason}): export it as pt2") from error
+        for shapes in (_any_batch(inputs), None):
+            try:
+                torch.onnx.export(network.eval(), inputs, str(path), dynamic_shapes=shapes, **settings)
+                return OnnxNetwork(path).any_batch
+            except Exception as error:  # the network's own code may tie it to a batch size, as in to_pt2
+                failure = error
+    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+    raise BcnetError(f"torch cannot write this network as ONNX ({reason}): export it as pt2") from failure
 
 
 def _any_batch(inputs: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:
