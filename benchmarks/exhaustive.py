@@ -1,7 +1,7 @@
 """Measures scoring all widths at once.
 
-    python benchmarks/exhaustive.py                          # CPU: 1,024 widths of the MobileNet space, against one by one
-    python benchmarks/exhaustive.py --device cuda            # both spaces, 16,384 widths, both sides, 10,000 images
+    python benchmarks/exhaustive.py                   # CPU: 1,024 widths of the MobileNet space, against one by one
+    python benchmarks/exhaustive.py --device cuda     # both spaces, 16,384 widths, both sides, 10,000 images
 
 On the CPU one-by-one scoring is timed on a sample of the same widths in the same run and scaled up. On a GPU one
 batch is run first to warm up; random images are used, since speed does not depend on them.
@@ -46,7 +46,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--memory", type=float, default=None, help="cap in GiB: 8 on the CPU, 64 on a GPU")
     parser.add_argument("--average", action="store_true", help="also score the mean of both sides' logits")
     parser.add_argument("--sample", type=int, default=8, help="widths scored one by one")
-    parser.add_argument("--profile", action="store_true", help="print where a GPU spends its time on a quarter of the tree")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where a GPU spends its time on a quarter of the tree"
+    )
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None, help="a JSON file")
     return parser.parse_args()
@@ -116,7 +118,9 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     start = synchronised(args.device)
     scores = score_all(net, batches, candidates, options)
     seconds = synchronised(args.device) - start
+    torch.backends.cudnn.benchmark = False  # each of these shapes comes only once
     each, losses = one_by_one(net, batches, widths[sample], args.device)
+    torch.backends.cudnn.benchmark = True
     return {
         "widths": len(widths),
         "sides": len(net.sides),
@@ -139,10 +143,11 @@ def agreement(scores: AllScores, losses: np.ndarray, sample: np.ndarray) -> dict
 
 
 def warm_up(net: Supernet, batches: Batches, candidates: list[tuple[int, ...]], options: Options) -> None:
-    """One batch of every size, over every level: libraries choose their algorithms and kernels are compiled."""
-    few = [row if i in (0, 4) else row[-2:] for i, row in enumerate(candidates)]
+    """Every shape once, for every size of batch: libraries choose their algorithms and kernels are compiled."""
     for x, y in {len(y): (x, y) for x, y in batches}.values():
-        score_all(net, [(x, y)], few, options)
+        for i in range(len(candidates)):
+            few = [row if k in (0, 4, i) else row[-1:] for k, row in enumerate(candidates)]
+            score_all(net, [(x, y)], few, options)
 
 
 def profile(name: str, args: argparse.Namespace) -> None:
@@ -152,19 +157,28 @@ def profile(name: str, args: argparse.Namespace) -> None:
     options = how(args)
     candidates = [v.candidates[-1:] if i < 3 else v.candidates for i, v in enumerate(net.space.variables)]
     score_all(net, batches, candidates, options)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]) as found:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    ) as found:
         score_all(net, batches, candidates, options)
         torch.cuda.synchronize()
     print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70))
 
 
 def environment(device: str) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    except OSError:
+        commit = ""
     return {
         "command": " ".join(["python", *sys.argv]),
         "commit": commit or "unknown",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{platform.machine()}, {torch.get_num_threads()} threads",
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
 
@@ -177,7 +191,11 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
     torch.backends.cudnn.benchmark = True
-    results: dict[str, Any] = {**environment(args.device), "precision": args.precision if args.device == "cuda" else "fp32", "fused": how(args).fused}
+    results: dict[str, Any] = {
+        **environment(args.device),
+        "precision": args.precision if args.device == "cuda" else "fp32",
+        "fused": how(args).fused,
+    }
     for name in args.spaces or (list(NETWORKS) if args.device == "cuda" else ["mobilenet"]):
         try:
             results[name] = measure(name, args)

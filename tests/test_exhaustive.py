@@ -199,13 +199,13 @@ def test_operators_that_mix_channels_are_refused() -> None:
 
 def test_bad_input() -> None:
     net, data = supernet("digits", "bcv2"), batches("digits", 4)
-    with pytest.raises(BcnetError, match="^there is nothing to score on: the validation set is empty$"):
+    with pytest.raises(BcnetError, match=r"^there is nothing to score on: the validation set is empty$"):
         score_all(net, [])
-    with pytest.raises(BcnetError, match="^this space has 5 width variables, but candidates of 1 were given$"):
+    with pytest.raises(BcnetError, match=r"^this space has 5 width variables, but candidates of 1 were given$"):
         score_all(net, data, [(4,)])
-    with pytest.raises(BcnetError, match="^variable 'stem.conv' was given no candidate$"):
+    with pytest.raises(BcnetError, match=r"^variable 'stem.conv' was given no candidate$"):
         score_all(net, data, [(), *[(4,)] * 4])
-    with pytest.raises(BcnetError, match="must lie in 1..8$"):
+    with pytest.raises(BcnetError, match=r"must lie in 1\.\.8$"):
         score_all(net, data, [(4, 9), *[(4,)] * 4])
 
 

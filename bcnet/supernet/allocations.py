@@ -23,7 +23,11 @@ class Allocations(TorchDispatchMode):
         self._seen: set[int] = set()
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         known = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))

@@ -107,12 +107,19 @@ def _check_candidates(net: Supernet, candidates: Sequence[Sequence[int]] | None)
                 raise BcnetError(f"candidates of variable {variable.name!r} must be multiples of {variable.unit}")
     size = math.prod(len(row) for row in chosen)
     if size > MAX_WIDTHS:
-        raise BcnetError(f"there are {size:,} widths, but all are scored at once up to {MAX_WIDTHS:,} only: give fewer candidates")
+        raise BcnetError(
+            f"there are {size:,} widths, but all are scored at once up to {MAX_WIDTHS:,} only: give fewer candidates"
+        )
     return chosen
 
 
 def _check_memory(
-    net: Supernet, tree: Tree, units: Sequence[Sequence[int]], x: Tensor, teams: Sequence[Sequence[Side]], options: Options
+    net: Supernet,
+    tree: Tree,
+    units: Sequence[Sequence[int]],
+    x: Tensor,
+    teams: Sequence[Sequence[Side]],
+    options: Options,
 ) -> None:
     """Walk down the widest path without computing anything, and compare what it would hold with the cap."""
     needed = sum(_peak(Walker(net, tree, units, side, options, dry=True), x) for side in teams[0])
@@ -156,7 +163,9 @@ class _Walk:
         stride = self.tally.strides[variable]
         ranks = range(len(self.walkers[0].candidates[variable]))
         if depth + 1 == len(tree.order) and all(w.finishes for w in self.walkers):
-            self.tally.add(self.rows, self.y, [index + rank * stride for rank in ranks], [w.finish() for w in self.walkers])
+            self.tally.add(
+                self.rows, self.y, [index + rank * stride for rank in ranks], [w.finish() for w in self.walkers]
+            )
             return
         for rank in ranks:
             for walker in self.walkers:
@@ -174,7 +183,12 @@ class _Tally:
     """
 
     def __init__(
-        self, tree: Tree, units: Sequence[Sequence[int]], rows: int, walks: int, progress: Callable[[int, int], None] | None
+        self,
+        tree: Tree,
+        units: Sequence[Sequence[int]],
+        rows: int,
+        walks: int,
+        progress: Callable[[int, int], None] | None,
     ):
         counts = [len(row) for row in units]
         self.strides = [math.prod(counts[i + 1 :]) for i in range(len(counts))]
@@ -203,7 +217,9 @@ class _Tally:
         where = torch.tensor(indices, device=y.device)
         for number, scores in zip(numbers, logits, strict=True):
             hits = (scores.argmax(-1) == y).sum(-1)
-            losses = F.cross_entropy(scores.transpose(1, 2), y.expand(len(scores), -1), reduction="none").double().sum(-1)
+            losses = (
+                F.cross_entropy(scores.transpose(1, 2), y.expand(len(scores), -1), reduction="none").double().sum(-1)
+            )
             self.sums[0, number, where] += hits
             self.sums[1, number, where] += losses
         self.done += len(indices)

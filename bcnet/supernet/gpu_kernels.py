@@ -5,6 +5,7 @@ Statistics are accumulated in float32 for chunks of rows and merged exactly. The
 interpreter on a CPU (``TRITON_INTERPRET=1``), which is how they are tested; on the meta device nothing is run.
 """
 
+# mypy: disable-error-code="no-untyped-def, import-untyped, import-not-found"
 from __future__ import annotations
 
 import os
@@ -16,13 +17,19 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_PARTS = 8
-CHUNKS = 64  # chunks of rows that are reduced side by side
+PROGRAMS = 1024  # that reduce side by side: several for each multiprocessor
+
+
+def _configs(name: str, *choices: tuple[int, int]) -> list[triton.Config]:
+    """Block sizes ``name`` with their number of warps, to be timed on the GPU; the interpreter takes the first."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return [triton.Config({name: size}, num_warps=warps) for size, warps in (choices[:1] if interpreted else choices)]
 
 
 @triton.jit
 def _part(p0, p1, p2, p3, p4, p5, p6, p7, k: tl.constexpr):
     """The pointer number k."""
-    if k == 0:
+    if k == 0:  # noqa: SIM116 (a kernel has no dictionaries)
         return p0
     elif k == 1:
         return p1
@@ -71,24 +78,29 @@ def _statistics_kernel(
 
 @triton.jit
 def _affine_kernel(
-    found, weight, bias, scale, shift, rows, columns, per, chunks, eps, K: tl.constexpr, BN: tl.constexpr
-):
+    found, weight, bias, scale, shift, rows, columns, per, chunks, eps,
+    K: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
     """Batch norm as scale and shift (K, columns) from the sums of chunks (chunks, 2, K, columns)."""
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.program_id(1)
     inside = column < columns
-    place = found + k * columns + column
+    place = found + (k * columns + column)[None, :]
     sums = tl.zeros((BN,), tl.float32)
-    for chunk in range(0, chunks):
-        sums += tl.load(place + chunk * 2 * K * columns, mask=inside, other=0.0)
+    for start in range(0, chunks, BC):
+        chunk = start + tl.arange(0, BC)[:, None]
+        sums += tl.sum(tl.load(place + chunk * 2 * K * columns, mask=(chunk < chunks) & inside[None, :], other=0.0), 0)
     mean = sums / rows
     spread = tl.zeros((BN,), tl.float32)
-    for chunk in range(0, chunks):
-        count = (tl.minimum((chunk + 1) * per, rows) - chunk * per).to(tl.float32)
-        total = tl.load(place + chunk * 2 * K * columns, mask=inside, other=0.0)
-        squares = tl.load(place + (chunk * 2 * K + K) * columns, mask=inside, other=0.0)
+    for start in range(0, chunks, BC):
+        chunk = start + tl.arange(0, BC)[:, None]
+        mask = (chunk < chunks) & inside[None, :]
+        count = tl.maximum(tl.minimum((chunk + 1) * per, rows) - chunk * per, 1).to(tl.float32)
+        total = tl.load(place + chunk * 2 * K * columns, mask=mask, other=0.0)
+        squares = tl.load(place + (chunk * 2 * K + K) * columns, mask=mask, other=0.0)
         own = total / count
-        spread += tl.maximum(squares - total * own, 0.0) + count * (own - mean) * (own - mean)
+        away = tl.maximum(squares - total * own, 0.0) + count * (own - mean[None, :]) * (own - mean[None, :])
+        spread += tl.sum(tl.where(mask, away, 0.0), 0)
     factor = tl.load(weight + column, mask=inside, other=0.0) / tl.sqrt(spread / rows + eps)
     tl.store(scale + k * columns + column, factor, mask=inside)
     tl.store(shift + k * columns + column, tl.load(bias + column, mask=inside, other=0.0) - mean * factor, mask=inside)
@@ -149,10 +161,11 @@ def _apply_pool_kernel(
         tl.store(out + (k * images + image) * columns + column, tl.sum(y, 0) / pixels, mask=inside)
 
 
+@triton.autotune(configs=_configs("BP", (32, 4), (64, 4), (64, 8)), key=["columns", "height"])
 @triton.jit
 def _depthwise_kernel(
     x, weight, out, found, images, columns, stride, height, width, out_height, out_width, per,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """A depthwise convolution of (images, height, width, columns), and the sums of ``per`` images of its output."""
     column = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -191,9 +204,7 @@ def _depthwise_kernel(
 
 
 @triton.jit
-def _fold_kernel(
-    product, dense, sums, weight, bias, folded, shift, rows, columns, stride, eps, BN: tl.constexpr
-):
+def _fold_kernel(product, dense, sums, weight, bias, folded, shift, rows, columns, stride, eps, BN: tl.constexpr):
     """Batch norm after ``dense`` folded into it: product = dense @ gram, one output channel per program."""
     channel = tl.program_id(0)
     column = tl.arange(0, BN)
@@ -207,21 +218,11 @@ def _fold_kernel(
     tl.store(shift + channel, (tl.load(bias + channel) - mean * factor).to(shift.dtype.element_ty))
 
 
-_POOL_CONFIGS = [
-    triton.Config({"BN": bn, "BK": bk}, num_warps=warps, num_stages=stages)
-    for bn, bk, warps, stages in ((128, 64, 4, 3), (128, 64, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4), (256, 32, 8, 4))
-]
-
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    _POOL_CONFIGS = _POOL_CONFIGS[:1]  # without a GPU there is nothing to time
-
-
-@triton.autotune(configs=_POOL_CONFIGS, key=["depth", "columns"])
+@triton.autotune(configs=_configs("BN", (128, 4), (128, 8), (256, 8)), key=["depth", "columns"])
 @triton.jit
 def _dense_pool_kernel(
     x, weight, shift, out, rows, columns, depth, stride,
-    PIXELS: tl.constexpr, BM: tl.constexpr, RELU: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PIXELS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, RELU: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """The mean over each image's PIXELS rows of relu(x @ weight.T + shift): (rows / PIXELS, columns)."""
     # Programs that share rows of x run side by side, so that x comes from the cache.
@@ -232,7 +233,9 @@ def _dense_pool_kernel(
     for start in range(0, depth, BK):
         k = start + tl.arange(0, BK)
         a = tl.load(x + row[:, None] * stride + k[None, :], mask=within[:, None] & (k < depth)[None, :], other=0.0)
-        b = tl.load(weight + column[None, :] * depth + k[:, None], mask=inside[None, :] & (k < depth)[:, None], other=0.0)
+        b = tl.load(
+            weight + column[None, :] * depth + k[:, None], mask=inside[None, :] & (k < depth)[:, None], other=0.0
+        )
         total = tl.dot(a, b, total)
     y = total + tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     if RELU:
@@ -270,21 +273,21 @@ class Affine:
         self.shift = torch.empty_like(self.scale)
         if found.is_meta:
             return
-        grid = (triton.cdiv(columns, 64), count)
-        _affine_kernel[grid](
-            found, weight, bias, self.scale, self.shift, rows, columns, per, chunks, eps, K=count, BN=64, num_warps=2
-        )
+        _affine_kernel[(triton.cdiv(columns, 16), count)](
+            found, weight, bias, self.scale, self.shift, rows, columns, per, chunks, eps,
+            K=count, BC=64, BN=16, num_warps=4,
+        )  # fmt: skip
 
 
 def statistics(parts: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float) -> Affine:
     """Batch norm of the sums parts[0], parts[0] + parts[1], ... of matrices (rows, columns), each contiguous."""
     rows, columns = parts[0].shape
-    block = 32
-    per = triton.cdiv(triton.cdiv(rows, CHUNKS), block) * block
+    block, width = 32, _block(columns)
+    wanted = max(64, min(512, PROGRAMS // triton.cdiv(columns, width)))
+    per = triton.cdiv(triton.cdiv(rows, wanted), block) * block
     chunks = triton.cdiv(rows, per)
     found = torch.empty(chunks, 2, len(parts), columns, device=parts[0].device)
     if not found.is_meta:
-        width = _block(columns)
         _statistics_kernel[(triton.cdiv(columns, width), chunks)](
             *_pointers(parts), found, rows, columns, per,
             K=len(parts), KP=triton.next_power_of_2(len(parts)), BM=block, BN=width, num_warps=4,
@@ -292,10 +295,16 @@ def statistics(parts: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float
     return Affine(found, rows, per, weight, bias, eps)
 
 
-def normalise(parts: Sequence[Tensor], affine: Affine, other: Tensor | None, relu: bool, inplace: bool = False) -> Tensor:
+def normalise(
+    parts: Sequence[Tensor], affine: Affine, other: Tensor | None, relu: bool, inplace: bool = False
+) -> Tensor:
     """relu((parts[0] + ... + parts[k]) * scale[k] + shift[k] + other) for every k: (K, rows, columns)."""
     rows, columns = parts[0].shape
-    out = parts[0][None] if inplace else torch.empty(len(parts), rows, columns, dtype=parts[0].dtype, device=parts[0].device)
+    out = (
+        parts[0][None]
+        if inplace
+        else torch.empty(len(parts), rows, columns, dtype=parts[0].dtype, device=parts[0].device)
+    )
     if not out.is_meta:
         width = _block(columns)
         _apply_kernel[(triton.cdiv(rows, 64), triton.cdiv(columns, width))](
@@ -320,26 +329,30 @@ def normalise_pool(parts: Sequence[Tensor], affine: Affine, other: Tensor | None
     return out
 
 
-def depthwise(x: Tensor, weight: Tensor, stride: int, pad: int, norm: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Affine]:
+def depthwise(
+    x: Tensor, weight: Tensor, stride: int, pad: int, norm: tuple[Tensor, Tensor, float]
+) -> tuple[Tensor, Affine]:
     """A depthwise convolution of x (n, C, H, W) by weight (k * k, C), as rows, and the batch norm after it."""
     n, columns, height, width = x.shape
     kernel = round(weight.shape[0] ** 0.5)
     size = [(s + 2 * pad - kernel) // stride + 1 for s in (height, width)]
     pixels = size[0] * size[1]
     out = torch.empty(n * pixels, columns, dtype=x.dtype, device=x.device)
-    per = triton.cdiv(n, 2 * CHUNKS)
+    per = triton.cdiv(n, 128)
     chunks = triton.cdiv(n, per)
     found = torch.empty(chunks, 2, 1, columns, device=x.device)
     if not out.is_meta:
         block = _block(columns)
         _depthwise_kernel[(triton.cdiv(columns, block), chunks)](
             x, weight, out, found, n, columns, x.stride(3), height, width, *size, per,
-            KERNEL=kernel, STRIDE=stride, PAD=pad, BP=min(64, triton.next_power_of_2(pixels)), BN=block, num_warps=4,
+            KERNEL=kernel, STRIDE=stride, PAD=pad, BN=block,
         )  # fmt: skip
     return out, Affine(found, n * pixels, per * pixels, *norm)
 
 
-def fold(dense: Tensor, sums: Tensor, gram: Tensor, rows: int, norm: tuple[Tensor, Tensor, float], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def fold(
+    dense: Tensor, sums: Tensor, gram: Tensor, rows: int, norm: tuple[Tensor, Tensor, float], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """The weight (out, in) and bias of ``dense`` with the batch norm after it, from the sums and the Gram matrix
     of its input: the mean of W x is W mean(x), its mean square w' gram w / rows."""
     folded = torch.empty(dense.shape, dtype=dtype, device=dense.device)
@@ -349,7 +362,19 @@ def fold(dense: Tensor, sums: Tensor, gram: Tensor, rows: int, norm: tuple[Tenso
         product = dense @ gram
         block = max(16, triton.next_power_of_2(dense.shape[1]))
         _fold_kernel[(len(dense),)](
-            product, dense, sums, weight, bias, folded, shift, rows, dense.shape[1], dense.stride(0), eps, BN=block, num_warps=2
+            product,
+            dense,
+            sums,
+            weight,
+            bias,
+            folded,
+            shift,
+            rows,
+            dense.shape[1],
+            dense.stride(0),
+            eps,
+            BN=block,
+            num_warps=2,
         )
     return folded, shift
 
@@ -365,6 +390,17 @@ def dense_pool(x: Tensor, weight: Tensor, shift: Tensor, relu: bool, pixels: int
             return (triton.cdiv(len(weight), meta["BN"]), triton.cdiv(len(x), block))
 
         _dense_pool_kernel[grid](
-            x, weight, shift, out, len(x), len(weight), x.shape[1], x.stride(0), PIXELS=pixels, BM=block, RELU=relu
+            x,
+            weight,
+            shift,
+            out,
+            len(x),
+            len(weight),
+            x.shape[1],
+            x.stride(0),
+            PIXELS=pixels,
+            BM=block,
+            BK=64,
+            RELU=relu,
         )
     return out

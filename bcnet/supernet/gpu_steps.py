@@ -69,7 +69,7 @@ class Folded(Step):
         rows = kernels.matrix(value)
         norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
         weight, shift = kernels.fold(
-            self._weight(), sums[kept], gram[kept, kept].contiguous(), len(rows), norm, walker.dtype
+            self._weight(), sums[kept], gram[kept, kept].contiguous(), len(rows), norm, value.dtype
         )
         n, _, height, width = value.shape
         pixels = height * width
@@ -92,13 +92,17 @@ class Normed(Step):
     """A dense layer, its batch norm, and an addition, ReLU and global pooling where they follow."""
 
     def __init__(
-        self, walker: Any, chain: Sequence[Work], layers: tuple[Dense, dict[str, Any]], around: tuple[Reader | None, bool]
+        self,
+        walker: Any,
+        chain: Sequence[Work],
+        layers: tuple[Dense, dict[str, Any]],
+        around: tuple[Reader | None, bool],
     ):
         super().__init__(walker, chain)
         self.dense, self.norm = layers
         self.other, self.relu = around
         self.pool = chain[-1].kind == GLOBAL_POOL[0]
-        self._weights: dict[Any, Tensor] = {}
+        self._weights: dict[int, Tensor] = {}
 
     def run(self) -> Tensor:
         walker, dense = self.walker, self.dense
@@ -124,10 +128,9 @@ class Normed(Step):
     def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of x, (n, C, H, W) in channels-last memory."""
         rest = self.dense.rest
-        key = (weight.shape, weight.storage_offset())
-        if key not in self._weights:
-            self._weights[key] = weight.contiguous(memory_format=torch.channels_last)
-        weight = self._weights[key]
+        if id(weight) not in self._weights:  # the layer keeps every cut of its weight, so that its id stays its own
+            self._weights[id(weight)] = weight.contiguous(memory_format=torch.channels_last)
+        weight = self._weights[id(weight)]
         if weight.shape[2:] == (1, 1) and rest["stride"] == [1, 1] and rest["padding"] == [0, 0] and bias is None:
             rows = kernels.matrix(x) @ weight.flatten(1).t()
             return kernels.image(rows, (len(x), *x.shape[2:]))

@@ -281,7 +281,9 @@ def _pointwise(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
     return _Known(layout=found.pop() if found else None)
 
 
-_OVER_SPACE = [f"{kind}{d}d" for d in (1, 2, 3) for kind in ("adaptive_avg_pool", "avg_pool", "max_pool", "upsample_nearest")]
+_OVER_SPACE = [
+    f"{kind}{d}d" for d in (1, 2, 3) for kind in ("adaptive_avg_pool", "avg_pool", "max_pool", "upsample_nearest")
+]
 
 
 @_rule(*_OVER_SPACE, "upsample_bilinear2d", "dropout", "feature_dropout", "clone", "contiguous", "detach")

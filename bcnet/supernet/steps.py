@@ -143,7 +143,9 @@ class Same(Step):
 class Norm(Step):
     """Batch norm with the statistics of this batch, an addition and ReLU where these follow."""
 
-    def __init__(self, walker: Walker, works: Sequence[Work], args: Mapping[str, Any], other: Reader | None, relu: bool):
+    def __init__(
+        self, walker: Walker, works: Sequence[Work], args: Mapping[str, Any], other: Reader | None, relu: bool
+    ):
         super().__init__(walker, works)
         self.x, self.weight, self.bias = args["input"], args["weight"], args["bias"]
         self.eps, self.other, self.relu = args["eps"], other, relu
@@ -228,7 +230,7 @@ class Dense(Step):
 
     @property
     def _dim(self) -> int:
-        return self.x.layout.dim  # type: ignore[union-attr]
+        return self.x.layout.dim
 
     def _with(self, units: int) -> list[int]:
         """The current units, but ``units`` of the variable that this layer contracts."""
@@ -243,7 +245,9 @@ class Dense(Step):
         if key not in self._cuts:
             now = walker.units[v]
             before = walker.candidates[v][rank - 1] if rank else 0
-            tensor = cut(self.weight.tensor, 0, self.axes[0].pieces(self._with(walker.widest[v]), walker.widest, walker.side))
+            tensor = cut(
+                self.weight.tensor, 0, self.axes[0].pieces(self._with(walker.widest[v]), walker.widest, walker.side)
+            )
             if rank:
                 pieces = added(self.work.contracts, v, before, now, self.x.held(), walker.side)  # type: ignore[arg-type]
                 inner = added(self.axes[1], v, before, now, walker.widest, walker.side)
@@ -337,7 +341,9 @@ class Maker:
         """What a chain adds to the batch norm in it, and whether ReLU follows."""
         kinds = {w.kind: i for i, w in enumerate(chain)}
         place = kinds.get("aten::add")
-        other = None if place is None else Reader(self.walker, _other(chain[place], chain[place - 1].node), chain[0].level)
+        other = (
+            None if place is None else Reader(self.walker, _other(chain[place], chain[place - 1].node), chain[0].level)
+        )
         return other, "aten::relu" in kinds
 
     def _named(self, work: Work) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""The GPU kernels of scoring all widths, in Triton's interpreter: each against torch, and a whole network.
+
+The interpreter must be chosen before Triton is imported, so the checks run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
+
+PRELUDE = """
+import numpy as np, torch
+from bcnet.supernet import gpu_kernels as kernels
+torch.manual_seed(0)
+torch.set_num_threads(1)
+def norm(y, weight, bias):
+    return torch.batch_norm(y, weight, bias, None, None, True, 0.0, 1e-5, False)
+def close(found, expected, rtol=2e-2):
+    torch.testing.assert_close(found.float(), expected.float(), rtol=rtol, atol=rtol * float(expected.abs().max()))
+"""
+
+
+def check(code: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", PRELUDE + code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_statistics_and_results_of_running_sums() -> None:
+    check("""
+parts = [torch.randn(130, 20) + k for k in range(3)]
+other, weight, bias = torch.randn(130, 24)[:, 3:23], torch.randn(20), torch.randn(20)
+affine = kernels.statistics(parts, weight, bias, 1e-5)
+found = kernels.normalise(parts, affine, other, relu=True)
+pooled = kernels.normalise_pool(parts, affine, other, True, images=10)
+for k in range(3):
+    expected = (norm(sum(parts[: k + 1]), weight, bias) + other).relu()
+    close(found[k], expected, 1e-5)
+    close(pooled[k], expected.view(10, 13, 20).mean(1), 1e-5)
+""")
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise(stride: int) -> None:
+    check(f"""
+x = torch.randn(3, 24, 6, 5).contiguous(memory_format=torch.channels_last)[:, 4:]
+weight, gamma, beta = torch.randn(20, 1, 3, 3), torch.randn(20), torch.randn(20)
+rows, affine = kernels.depthwise(x, weight.flatten(1).t().contiguous(), {stride}, 1, (gamma, beta, 1e-5))
+expected = torch.conv2d(x, weight, None, {stride}, 1, 1, 20)
+close(rows, kernels.matrix(expected), 1e-5)
+(found,) = kernels.normalise([rows], affine, None, relu=False, inplace=True)
+close(found, kernels.matrix(norm(expected, gamma, beta)), 1e-5)
+""")
+
+
+def test_folded_batch_norm_and_pooling() -> None:
+    check("""
+x, dense = torch.randn(3 * 16, 20) + 1, torch.randn(40, 20)
+gamma, beta = torch.randn(40), torch.randn(40)
+weight, shift = kernels.fold(dense, x.sum(0), x.t() @ x, len(x), (gamma, beta, 1e-5), torch.float32)
+expected = norm(x @ dense.t(), gamma, beta)
+close(x @ weight.t() + shift, expected, 1e-4)
+close(kernels.dense_pool(x, weight, shift, True, 16), expected.relu().view(3, 16, 40).mean(1), 1e-4)
+""")
+
+
+def test_whole_network() -> None:
+    """Maps of 3x3 pixels end in the unfused pooling: the interpreter cannot multiply bfloat16 matrices."""
+    check("""
+from bcnet.space.network import trace
+from bcnet.supernet.exhaustive import Options, score_all
+from bcnet.supernet.supernet import Supernet
+from bcnet.zoo.digits import digits_cnn
+net = Supernet(trace(digits_cnn((4, 4, 6, 4, 8)), torch.randn(2, 1, 6, 6), groups=2), "bcv2")
+for parameter in net.parameters():
+    torch.nn.init.normal_(parameter, std=0.5)
+data = [(torch.randn(24, 1, 6, 6), torch.randint(0, 10, (24,)))]
+exact = score_all(net, data).loss
+fused = score_all(net, data, options=Options(bf16=True, fused=True)).loss
+assert np.abs(fused - exact).max() < 0.1 * exact.std(), (fused - exact, exact.std())
+""")
