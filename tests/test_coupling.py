@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tiny_networks import NETWORKS, Tiny, conv, tiny
+from tiny_networks import NETWORKS, Tiny, X, conv, tiny, traced
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,8 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import bcnet.space
 from bcnet.errors import BcnetError
 from bcnet.space.network import NetworkSpace, trace
-
-X = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 # (variable, full width, unit) as a person finds them in the network's code.
 EXPECTED = {
@@ -34,6 +32,7 @@ EXPECTED = {
     "Transposed": [("stem.0", 12, 1), ("up", 8, 1), ("out", 10, 1)],
     "PixelShuffle": [("stem.0", 12, 1), ("up", 5, 1), ("out", 6, 1)],
     "GroupNormed": [("stem.0", 12, 2), ("wide", 20, 2), ("out", 12, 1)],
+    "GroupDeviation": [("stem.0", 12, 3), ("wide", 12, 2), ("out", 12, 1)],
     "Flattened": [("features.0", 8, 1), ("features.2", 10, 1), ("classifier.1", 16, 1)],
     "Gated": [("stem.0", 12, 1), ("wide", 8, 1), ("wider", 10, 1), ("out", 12, 1)],
     "Standardized": [("stem.0", 12, 1), ("second", 12, 1), ("second#2", 10, 1)],
@@ -50,24 +49,19 @@ def three_widths(space: NetworkSpace) -> list[np.ndarray]:
     return [space.min, space.sample(np.random.default_rng(0))[0], space.max]
 
 
-@pytest.fixture(scope="module")
-def spaces() -> dict[str, NetworkSpace]:
-    return {name: trace(tiny(name), X) for name in NETWORKS}
+@pytest.mark.parametrize("name", NETWORKS)
+def test_variables(name: str) -> None:
+    assert [(v.name, v.max, v.unit) for v in traced(name)[1].variables] == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_variables(spaces: dict[str, NetworkSpace], name: str) -> None:
-    assert [(v.name, v.max, v.unit) for v in spaces[name].variables] == EXPECTED[name]
+def test_only_outputs_are_fixed(name: str) -> None:
+    assert {why for _, why in traced(name)[1].fixed} == {"it is the network's output"}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_only_outputs_are_fixed(spaces: dict[str, NetworkSpace], name: str) -> None:
-    assert {why for _, why in spaces[name].fixed} == {"it is the network's output"}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_costs_are_what_torch_counts(spaces: dict[str, NetworkSpace], name: str) -> None:
-    space = spaces[name]
+def test_costs_are_what_torch_counts(name: str) -> None:
+    space = traced(name)[1]
     for widths in three_widths(space):
         network = space.build(widths).eval()
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
@@ -76,8 +70,9 @@ def test_costs_are_what_torch_counts(spaces: dict[str, NetworkSpace], name: str)
         assert space.costs["params"](widths)[0] == sum(p.numel() for p in network.parameters())
 
 
-def test_memory_falls_with_widths(spaces: dict[str, NetworkSpace]) -> None:
-    for space in spaces.values():
+def test_memory_falls_with_widths() -> None:
+    for name in NETWORKS:
+        space = traced(name)[1]
         smallest, some, largest = space.costs["memory"](np.stack(three_widths(space)))
         assert 0 < smallest <= some <= largest
 

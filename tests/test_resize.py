@@ -8,8 +8,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_coupling import X, three_widths
-from tiny_networks import NETWORKS, Tiny, conv, tiny
+from test_coupling import three_widths
+from tiny_networks import NETWORKS, Tiny, X, conv, tiny, traced
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
@@ -17,14 +17,10 @@ from bcnet.space.network import NetworkSpace, trace
 
 # Where a dropped channel is not the same as a channel of zeros: norms and attention over channels see how many there
 # are, a standardised weight too, a shuffle moves the others, and a channel's neighbours change at the cut.
-NOT_ZEROS = {"LayerScale", "GroupNormed", "Standardized", "Shuffle", "Attention", "ChannelAttention"}
+NOT_ZEROS = {
+    "LayerScale", "GroupNormed", "GroupDeviation", "Standardized", "Shuffle", "Attention", "ChannelAttention"
+}  # fmt: skip
 SIDES = ("left", "right")
-
-
-@pytest.fixture(scope="module")
-def traced() -> dict[str, tuple[nn.Module, NetworkSpace]]:
-    models = {name: tiny(name) for name in NETWORKS}
-    return {name: (model, trace(model, X)) for name, model in models.items()}
 
 
 @torch.no_grad()
@@ -42,8 +38,8 @@ def zeroed(model: nn.Module, space: NetworkSpace, widths: np.ndarray, side: str)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_full_width_is_the_original(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str) -> None:
-    model, space = traced[name]
+def test_full_width_is_the_original(name: str) -> None:
+    model, space = traced(name)
     for side in SIDES:
         network = space.build(space.max, weights_of=model, side=side).eval()
         assert torch.equal(network(X), model(X))
@@ -51,10 +47,8 @@ def test_full_width_is_the_original(traced: dict[str, tuple[nn.Module, NetworkSp
 
 @pytest.mark.parametrize("name", sorted(set(NETWORKS) - NOT_ZEROS))
 @pytest.mark.parametrize("side", SIDES)
-def test_slices_are_the_original_with_zeros(
-    traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str, side: str
-) -> None:
-    model, space = traced[name]
+def test_slices_are_the_original_with_zeros(name: str, side: str) -> None:
+    model, space = traced(name)
     for widths in three_widths(space):
         network = space.build(widths, weights_of=model, side=side).eval()
         expected = zeroed(model, space, widths, side)(X)
@@ -62,8 +56,8 @@ def test_slices_are_the_original_with_zeros(
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_own_class_and_graph_agree(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str) -> None:
-    model, space = traced[name]
+def test_own_class_and_graph_agree(name: str) -> None:
+    model, space = traced(name)
     assert space.own_class
     other = copy.copy(space)
     other._own_class = False
@@ -76,8 +70,8 @@ def test_own_class_and_graph_agree(traced: dict[str, tuple[nn.Module, NetworkSpa
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_it_trains(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str) -> None:
-    _, space = traced[name]
+def test_it_trains(name: str) -> None:
+    _, space = traced(name)
     for widths in three_widths(space):
         network = space.build(widths)
         outputs = network(X)
@@ -86,9 +80,9 @@ def test_it_trains(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_it_is_a_plain_module(traced: dict[str, tuple[nn.Module, NetworkSpace]], name: str) -> None:
+def test_it_is_a_plain_module(name: str) -> None:
     """Its state survives, torch.export and bcnet take it again, torch.compile too."""
-    model, space = traced[name]
+    model, space = traced(name)
     widths = three_widths(space)[1]
     network = space.build(widths, weights_of=model).eval()
     twin = space.build(widths).eval()
@@ -151,20 +145,20 @@ def test_a_graph_follows_training_mode() -> None:
     assert torch.allclose(network.eval()(X), model.eval()(X))
 
 
-def test_tied_parameters_stay_tied(traced: dict[str, tuple[nn.Module, NetworkSpace]]) -> None:
-    _, space = traced["SharedWeights"]
+def test_tied_parameters_stay_tied() -> None:
+    _, space = traced("SharedWeights")
     network = space.build(space.min)
     assert network.left.weight is network.right.weight
 
 
-def test_layers_know_their_sizes(traced: dict[str, tuple[nn.Module, NetworkSpace]]) -> None:
-    network = traced["NarrowGroups"][1].build([6])
+def test_layers_know_their_sizes() -> None:
+    network = traced("NarrowGroups")[1].build([6])
     layer, norm = network.grouped[0], network.grouped[1]
     assert (layer.in_channels, layer.out_channels, layer.groups) == (6, 6, 3)
     assert (norm.num_features, network.head.in_features) == (6, 6)
-    network = traced["UnequalSplit"][1].build([5, 3, 2, 1])
+    network = traced("UnequalSplit")[1].build([5, 3, 2, 1])
     assert network.sizes == (5, 3)
-    network = traced["LayerScale"][1].build([7, 9])
+    network = traced("LayerScale")[1].build([7, 9])
     assert network.norm.normalized_shape == (7,)
     assert network.gamma.shape == (7,)
 

@@ -411,5 +411,6 @@ class _Grouping:
         for label, why in self.walk.links.reasons:
             name, axis = next((dim for low, high, dim in owners if low <= label <= high), ("", 1))
             if axis == 0 and "kernel" not in why:
-                rows.setdefault(name.rpartition(".")[0] or name, why)
+                layer, _, leaf = name.rpartition(".")
+                rows.setdefault(layer if layer and leaf in ("weight", "bias") else name, why)
         return tuple(rows.items())

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bcnet.space.labels import Value, along, settle, varying, vector
+from bcnet.space.labels import Value, along, settle, shrink, varying, vector
 from bcnet.space.operators.base import Call, labels_along, rule, together
 
 
@@ -108,7 +108,13 @@ def reshape(call: Call) -> Value:
             if original is not None and len(original) == call.shape[after[0]]:
                 moved = along(original, after[0], call.shape)
         layers.append(moved)
+    taken = {axis for layer in layers if not _elastic(call, layer) for axis in varying(layer)}
+    layers = [layer for layer in layers if not (_elastic(call, layer) and taken & set(varying(layer)))]
     return Value(call.shape, tuple(layers), x.static)
+
+
+def _elastic(call: Call, layer: Tensor) -> bool:
+    return call.links.elastic.issuperset(shrink(layer)[0].unique().tolist())
 
 
 def _key(layer: Tensor, axes: Sequence[int]) -> bytes:
@@ -144,13 +150,15 @@ def windows(call: Call) -> Value:
 
 @rule("aten::expand", "aten::expand_as", "aten::broadcast_to")
 def expand(call: Call) -> Value:
-    """A constant blown up to some channels (a blur kernel) takes as many as it meets: fresh labels."""
+    """What is blown up from one element (a blur kernel, a group's deviation) takes any size: fresh labels."""
     x = call.value("self")
     padded = (1,) * (len(call.shape) - len(x.shape)) + x.shape
     layers = [layer.reshape(padded).expand(call.shape) for layer in x.layers]
-    if x.static:
-        grown = [a for a in range(len(padded)) if padded[a] == 1 and call.shape[a] > 1]
-        layers += [along(call.links.fresh(call.shape[a]), a, call.shape) for a in grown]
+    for axis, (old, new) in enumerate(zip(padded, call.shape, strict=True)):
+        if old < new:
+            labels = call.links.fresh(new)
+            call.links.elastic.update(labels.tolist())
+            layers.append(along(labels, axis, call.shape))
     return Value(call.shape, tuple(layers), x.static)
 
 
