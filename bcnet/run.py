@@ -80,7 +80,7 @@ class Run(RunFolder):
                 f"{self.folder} was made from Python: go on with bcnet.slim(..., out={str(self.folder)!r})"
             )
         torch.manual_seed(recipe.seed)
-        source = load_model(recipe.model, recipe.input, self.data.classes)
+        source = load_model(recipe.model, recipe.input or self.data.shape, self.data.classes)
         return replace(source, model=source.model.to(self.device), example=source.example.to(self.device))
 
     @cached_property
@@ -91,7 +91,7 @@ class Run(RunFolder):
     @cached_property
     def task(self) -> Task:
         """What networks are scored by; training has label smoothing of its own."""
-        return self.task_given or Task.classification()
+        return self.task_given or Task.classification(classes=self.data.classes)
 
     @cached_property
     def space(self) -> NetworkSpace:
@@ -120,8 +120,7 @@ class Run(RunFolder):
 
     def fresh(self, widths: Any) -> nn.Module:
         """A network at ``widths`` with the weights that this run's seed draws."""
-        torch.manual_seed(self.recipe.seed)
-        return self.space.build(np.asarray(widths)).to(self.device)
+        return self._seeded().build(np.asarray(widths)).to(self.device)
 
     def network(self, name: str = "found") -> nn.Module:
         """A retrained network by name (``found``, ``uniform``, ``full``, ``random``), in evaluation mode."""
@@ -141,8 +140,14 @@ class Run(RunFolder):
         return net.eval()
 
     def fresh_supernet(self) -> Supernet:
+        return Supernet(self._seeded(), self.recipe.paths.principle).to(self.device)
+
+    def _seeded(self) -> NetworkSpace:
+        """The space, with torch's random numbers at their start: finding out about it may draw some."""
+        space = self.space
+        _ = space.own_class
         torch.manual_seed(self.recipe.seed)
-        return Supernet(self.space, self.recipe.paths.principle).to(self.device)
+        return space
 
 
 def make_space(source: Source, recipe: Recipe) -> tuple[NetworkSpace, Widths]:

@@ -30,7 +30,6 @@ from bcnet.supernet.evaluate import Evaluator
 from bcnet.supernet.loop import Progress, out_of_memory
 from bcnet.supernet.losslog import LossLog
 from bcnet.supernet.train import SupernetTraining, train_supernet
-from bcnet.task import Task
 
 CHECKPOINTS = "checkpoints"
 
@@ -63,53 +62,16 @@ def couple(run: Run) -> None:
 
 @torch.no_grad()
 def _check_output(run: Run) -> None:
-    """Run one real batch, so that what cannot work is said before hours of training."""
+    """Run two real inputs, so that what cannot work is said before hours of training."""
     x, y = next(iter(run.data.val.batches(0, 0, run.device)))
-    network, channels = run.source.model, run.source.input_shape[0]
-    if run.task_given is None and run.data.shape is not None:
-        run.data.check(channels, _logits(run, network, run.source.example))
     try:
-        output = network.eval()(x[:2])
+        output = run.source.model.eval()(x[:2])
     except RuntimeError as error:
+        if out_of_memory(error):
+            raise
         reason = str(error).splitlines()[0][:160]
         raise BcnetError(f"the network does not run on inputs of shape {tuple(x.shape[1:])}: {reason}") from error
-    if run.task_given is None:
-        classes = _logits(run, network, x[:2])
-        if y.is_floating_point() or y.ndim != 1:
-            raise BcnetError(
-                f"the labels are {str(y.dtype).removeprefix('torch.')} of shape {tuple(y.shape)}, but classification "
-                "needs whole numbers (n,): give a Task with your own loss and score"
-            )
-        if not 0 <= int(y.min()) <= int(y.max()) < classes:
-            raise BcnetError(f"labels {int(y.min())}..{int(y.max())} do not fit the network's {classes} logits")
-    else:
-        _check_task(run.task_given, output, y[:2])
-
-
-def _logits(run: Run, network: nn.Module, x: Tensor) -> int:
-    output = network.eval()(x)
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise BcnetError(
-            f"the network gives {shape} for {len(x)} inputs, but classification needs logits (n, classes): "
-            "change its last layer, or give a Task with your own loss and score"
-        )
-    return int(output.shape[1])
-
-
-def _check_task(task: Task, output: Any, target: Tensor) -> None:
-    try:
-        loss, score = task.loss(output, target), task.score(output, target)
-    except Exception as error:
-        raise BcnetError(f"the task's loss or score fails on the network's output: {error}") from error
-    if loss.ndim != 0 or not loss.is_floating_point():
-        raise BcnetError(
-            f"the task's loss must be one number, the mean over a batch, but has shape {tuple(loss.shape)}"
-        )
-    if score.shape != (len(target),):
-        raise BcnetError(
-            f"the task's score must be one value per example, ({len(target)},), but has shape {tuple(score.shape)}"
-        )
+    run.task.check(output, y[:2])
 
 
 def train(run: Run) -> None:

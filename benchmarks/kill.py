@@ -1,0 +1,96 @@
+"""The kill test: SIGKILL at random moments of the default run, each followed by a resume to the end.
+
+Every resumed run must end with the widths and accuracies of the uninterrupted one, bit for bit.
+
+    python benchmarks/kill.py --kills 20 --out docs/results/kill.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+COMMAND = [sys.executable, "-m", "bcnet", "run"]
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What must not depend on how often a run was killed."""
+    names = json.loads((folder / "retrain.json").read_text())["networks"]
+    results = {name: json.loads((folder / "retrain" / f"{name}.json").read_text()) for name in names}
+    return {name: {key: r[key] for key in ("widths", "score", "loss")} for name, r in results.items()}
+
+
+def finish(arguments: list[str]) -> float:
+    """Run bcnet to its end; the seconds it took."""
+    start = time.monotonic()
+    subprocess.run([*COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.monotonic() - start
+
+
+def killed(folder: Path, after: float) -> list[str]:
+    """Start the default run, kill it ``after`` seconds; the stages it had done."""
+    process = subprocess.Popen(
+        [*COMMAND, "--out", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return sorted(path.stem for path in folder.glob("*.json"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/kill.json"))
+    options = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="bcnet-kill-"))
+    seconds = finish(["--out", str(place / "straight")])
+    expected = outcome(place / "straight")
+    rng = random.Random(options.seed)
+    rows: list[dict[str, Any]] = []
+    for number in range(options.kills):
+        folder = place / f"{number:02d}"
+        after = rng.uniform(0, seconds)
+        done = killed(folder, after)
+        if (folder / "run.json").exists():
+            finish(["--resume", str(folder)])
+        else:  # killed before there was anything to resume: start anew, as a person would
+            shutil.rmtree(folder, ignore_errors=True)
+            finish(["--out", str(folder)])
+        same = outcome(folder) == expected
+        rows.append({"killed_after_s": round(after, 1), "done": done, "same": same})
+        print(f"{number + 1:2d}  killed after {after:6.1f} s with {', '.join(done) or 'nothing'} done: same = {same}")
+        report = {
+            "command": "python benchmarks/kill.py",
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "torch": torch.__version__,
+            "uninterrupted_s": round(seconds, 1),
+            "outcome": expected,
+            "kills": rows,
+            "all_same": all(row["same"] for row in rows),
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(place, ignore_errors=True)
+    sys.exit(0 if all(row["same"] for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()

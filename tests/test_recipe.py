@@ -1,0 +1,185 @@
+"""Recipes: round trips, what mistakes are answered with, and those that come with bcnet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bcnet import zoo
+from bcnet.data import LoadOptions
+from bcnet.errors import BcnetError
+from bcnet.optim import Optimisation
+from bcnet.recipe import FOLDER, Prior, Recipe, names
+from bcnet.retrain import Distillation, RandomBaseline
+from bcnet.search import SearchConfig
+from bcnet.supernet.strategy import METHODS, Strategy
+
+LEAST = {"model": "zoo:digits_cnn", "data": "digits"}
+
+
+def test_defaults_are_one_sound_recipe() -> None:
+    recipe = Recipe.parse(LEAST)
+    assert recipe.budgets == ("flops=50%",)
+    assert recipe.paths == METHODS["bcv2"]
+    assert recipe.compare == ("full", "uniform")
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+
+
+@given(
+    seed=st.integers(0, 2**31 - 1),
+    epochs=st.integers(1, 1000),
+    lr=st.floats(1e-12, 10),
+    optimizer=st.sampled_from(["sgd", "rmsprop"]),
+    schedule=st.sampled_from(["cosine", "step", "exponential"]),
+    milestones=st.lists(st.integers(1, 500), max_size=3, unique=True).map(sorted),
+    budgets=st.lists(st.sampled_from(["flops=50%", "params=3M", "latency=4ms"]), min_size=1, unique=True),
+    method=st.sampled_from(sorted(METHODS)),
+    strategy=st.none() | st.builds(Strategy, draws=st.integers(1, 5), sides=st.sampled_from(["both", "left"])),
+    distillation=st.none() | st.builds(Distillation, st.floats(0, 1), st.floats(0.1, 20)),
+    prior=st.none() | st.builds(Prior, st.integers(1, 500), st.floats(0, 0.99)),
+    crop=st.none() | st.integers(0, 8),
+    about=st.text(max_size=40),
+)
+def test_yaml_gives_the_same_recipe_back(**drawn: Any) -> None:
+    training = {key: drawn.pop(key) for key in ("epochs", "lr", "optimizer", "schedule", "milestones")}
+    crop = drawn.pop("crop")
+    recipe = Recipe(
+        **LEAST,
+        **drawn,
+        supernet=Optimisation(**{**training, "milestones": tuple(training["milestones"])}),
+        loading=LoadOptions(crop=crop),
+    )
+    again = Recipe.from_yaml(recipe.to_yaml())
+    assert again == recipe
+    assert again.to_yaml() == recipe.to_yaml()
+
+
+def test_a_group_that_is_given_in_part_keeps_the_recipes_other_defaults() -> None:
+    recipe = Recipe.parse({**LEAST, "retrain": {"epochs": 7}})
+    assert recipe.retrain == Optimisation(epochs=7, weight_decay=5e-4)
+
+
+def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:
+    assert Recipe.from_yaml("model: a\ndata: b\nsupernet: {lr: 1e-3}").supernet.lr == 1e-3
+
+
+def test_a_changed_recipe_is_checked() -> None:
+    recipe = Recipe.parse(LEAST)
+    assert recipe.changed(seed=3).seed == 3
+    with pytest.raises(BcnetError, match=r"^seed is -1, but it must be at least 0$"):
+        recipe.changed(seed=-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("data: b", "model is missing: a recipe must name it"),
+        ("budget: [flops=50%]", "unknown key budget: did you mean budgets?"),
+        ("supernet: {learning: 3}", None),
+        ("supernet: {epoch: 3}", "unknown key supernet.epoch: did you mean epochs?"),
+        ("search: {populations: 3}", "unknown key search.populations: did you mean population?"),
+        ("supernet: {lr: fast}", "supernet.lr is 'fast', but it must be a number"),
+        ("supernet: {epochs: 1.5}", "supernet.epochs is 1.5, but it must be a whole number"),
+        ("supernet: {bf16: perhaps}", "supernet.bf16 is 'perhaps', but it must be true or false"),
+        ("supernet: {schedule: cos}", "supernet.schedule is 'cos', but it must be 'cosine', 'step' or 'exponential'"),
+        ("supernet: 3", "supernet is 3, but it must be a group of settings, `key: value`"),
+        ("strategy: {draws: 0}", "strategy.draws is 0, but a step needs at least 1 width"),
+        ("distillation: {alpha: 2}", "distillation.alpha is 2.0, but it must lie in 0..1"),
+        ("distillation: {temperature: 0}", "distillation.temperature is 0.0, but it must be positive"),
+        ("random: {networks: 0}", "random.networks is 0, but it must be at least 1"),
+        ("prior: {best: 0}", "prior.best is 0, but it must be at least 1"),
+        ("prior: {after: 1}", "prior.after is 1.0, but it must lie in [0, 1)"),
+        ("groups: 0", "groups is 0, but it must be at least 1"),
+        ("groups: 4\nbase: 5", "base is 5, but it counts groups and must lie in 1..4"),
+        ("val_fraction: 1", "val_fraction is 1, but it must be below 1"),
+        ("budgets: []", "budgets is empty, but it needs at least 1"),
+        ("budgets: flops=50%", "budgets is 'flops=50%', but it must be a list"),
+        ("compare: [best]", "compare.0 is 'best', but it must be 'full', 'uniform' or 'random'"),
+        ("input: [3, 32]", "input has too few numbers"),
+        ("method: bcv3", f"method is 'bcv3', but it must be one of {', '.join(METHODS)}"),
+        ("search: {seed: 3}", "search.seed must be left out: the one seed of a recipe is seed"),
+        ("version: 2", "version is 2, but this bcnet reads recipes of version 1"),
+        (
+            "compare: [random]\nretrain: {epochs: 10}",
+            "random.epochs is 50, but it must be at most retrain.epochs, 10",
+        ),
+        ("seed: 1\nseed: 2", "seed is written twice: keep one of them"),
+        ("about: [", "this is no YAML: expected the node content, but found '<stream end>' in line 3"),
+        ("about: !!python/object/apply:os.getcwd []", None),
+    ],
+)
+def test_a_mistake_is_answered_with_its_key(text: str, sentence: str | None) -> None:
+    base = "" if text.startswith("data") else "model: a\ndata: b\n"
+    with pytest.raises(BcnetError) as caught:
+        Recipe.from_yaml(base + text)
+    if sentence is not None:
+        assert str(caught.value) == sentence
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "3", "- a", "text"])
+def test_something_else_than_a_mapping_is_refused(text: str) -> None:
+    with pytest.raises(BcnetError, match=r"^a recipe must be a list of `key: value`, not "):
+        Recipe.from_yaml(text)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(BcnetError, match=r"no YAML"):
+        Recipe.from_yaml("[" * 5000)
+
+
+def test_a_file_is_named_in_its_mistakes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: a\ndata: b\nseed: x\n")
+    with pytest.raises(BcnetError) as caught:
+        Recipe.read(path)
+    assert str(caught.value) == f"{path}: seed is 'x', but it must be a whole number"
+    path.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(BcnetError, match=rf"^cannot read {path}: "):
+        Recipe.read(path)
+    path.write_bytes(b"a" * (2**20 + 1))
+    with pytest.raises(BcnetError, match=r"over 1,048,576 bytes, too large for a recipe$"):
+        Recipe.read(path)
+
+
+def test_an_unknown_name_gets_near_matches() -> None:
+    with pytest.raises(BcnetError) as caught:
+        Recipe.read("digitz")
+    assert str(caught.value) == "there is no recipe 'digitz': did you mean 'digits'? `bcnet recipe list` shows all"
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_is_in_order(name: str) -> None:
+    recipe = Recipe.read(name)
+    assert recipe.about
+    kind, _, model = recipe.model.partition(":")
+    assert kind == "zoo"
+    assert model in zoo.MODELS
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+    assert set(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())) <= set(Recipe.model_fields)
+
+
+def test_the_papers_settings() -> None:
+    resnet, vgg, mobile = (Recipe.read(n) for n in ("resnet50_imagenet", "vgg19_cifar", "efficientnet_b0_imagenet"))
+    assert resnet.supernet == resnet.retrain == Optimisation(epochs=120, lr=0.1, final_lr=1e-5, weight_decay=1e-4)
+    assert (resnet.groups, resnet.base, resnet.loading.batch_size) == (20, 5, 256)
+    assert resnet.paper_budgets == ("flops=3G", "flops=2G", "flops=1G", "flops=570M")
+    steps = [vgg.retrain.rate(epoch, 1) for epoch in (159, 160, 240)]
+    assert steps == pytest.approx([0.1, 0.01, 0.001])
+    assert vgg.loading.batch_size == 128
+    assert mobile.retrain.optimizer == "rmsprop"
+    assert mobile.retrain.rate(5, 1) == pytest.approx(0.128)
+    assert mobile.retrain.rate(8, 1) == pytest.approx(0.128 * 0.963)
+    table = Recipe.read("channel_bench_mobilenet")
+    assert (table.supernet.weight_decay, table.retrain.weight_decay, table.retrain.epochs) == (0, 5e-4, 60)
+
+
+def test_groups_of_settings_are_the_programs_own_classes() -> None:
+    recipe = Recipe.parse({**LEAST, "search": {"strategy": "greedy"}, "random": {"networks": 3}})
+    assert recipe.search == SearchConfig(strategy="greedy")
+    assert recipe.random == RandomBaseline(networks=3)

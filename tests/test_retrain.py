@@ -1,0 +1,250 @@
+"""Training plain networks: it learns, it is taught, it resumes bit for bit, and the paper's random baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import toy
+from torch import Tensor, nn
+
+from bcnet.data import DeviceData, LoadOptions
+from bcnet.data.source import Data
+from bcnet.errors import BcnetError
+from bcnet.optim import Optimisation
+from bcnet.retrain import Distillation, RandomBaseline, Retraining, evaluate, retrain, train_random
+from bcnet.supernet import checkpoint
+from bcnet.supernet.loop import Progress
+from bcnet.task import Task
+
+EPOCHS = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Another number of threads adds in another order, and the last bits differ."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_at(step: int) -> Any:
+    def progress(now: Progress) -> None:
+        if now.step == step:
+            raise Stopped
+
+    return progress
+
+
+def data() -> Data:
+    x, y = toy.images()
+    held = DeviceData(x, y, mean=(0.0,), std=(1.0,), classes=4)
+    options = LoadOptions(batch_size=16)
+    return Data("toy", held.train(options), held.plain(options), held.plain(options))
+
+
+def network(seed: int = 0, dropout: float = 0.2) -> nn.Module:
+    torch.manual_seed(seed)
+    return toy.network(dropout)
+
+
+def config(**more: Any) -> Retraining:
+    settings = {"epochs": EPOCHS, "lr": 0.1, "weight_decay": 5e-4} | more
+    return Retraining(Optimisation(**settings), checkpoint_minutes=1e-9)
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_a_network_learns() -> None:
+    net, images = network(), data()
+    before = evaluate(net, images.val)
+    history = retrain(net, images.train, config(epochs=8))
+    after = evaluate(net, images.val)
+    assert [epoch for epoch, _, _ in history] == list(range(1, 9))
+    assert after["score"] > max(0.9, before["score"])
+    assert after["loss"] < before["loss"]
+    assert after["top5"] == 1
+
+
+def test_evaluation_is_the_mean_over_all_images() -> None:
+    net, images = network(), data()
+    x, y = next(iter(images.val.batches(0)))
+    net.eval()
+    expected = F.cross_entropy(net(x), y).detach()
+    found = evaluate(net.train(), images.val)
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert net.training
+
+
+@pytest.mark.parametrize("more", [{}, {"ema": 0.9}, {"optimizer": "rmsprop", "lr": 0.01, "clip": 1.0}])
+@pytest.mark.parametrize("at", [1, 6, 17])
+def test_a_stopped_training_ends_as_if_it_had_not_stopped(tmp_path: Path, more: dict[str, Any], at: int) -> None:
+    straight = network()
+    history = retrain(straight, data().train, config(**more), folder=tmp_path / "a")
+    stopped = network()
+    with pytest.raises(Stopped):
+        retrain(stopped, data().train, config(**more), folder=tmp_path / "b", progress=stop_at(at))
+    again = network(seed=5)
+    if at == 1:  # the callback comes before the first checkpoint, so this one begins anew
+        again = network()
+    assert retrain(again, data().train, config(**more), folder=tmp_path / "b") == history
+    assert same(straight, again)
+
+
+def test_who_asks_to_stop_loses_nothing(tmp_path: Path) -> None:
+    def interrupt(now: Progress) -> None:
+        if now.step == 4:
+            raise KeyboardInterrupt
+
+    rarely = Retraining(config().optimisation, checkpoint_minutes=60)
+    with pytest.raises(KeyboardInterrupt):
+        retrain(network(), data().train, rarely, folder=tmp_path, progress=interrupt)
+    assert checkpoint.unpack(*checkpoint.load(tmp_path))["step"] == 4
+
+
+def test_a_finished_training_is_not_repeated(tmp_path: Path) -> None:
+    first, second = network(), network(seed=9)
+    retrain(first, data().train, config(ema=0.9), folder=tmp_path)
+    steps: list[int] = []
+    retrain(second, data().train, config(ema=0.9), folder=tmp_path, progress=lambda p: steps.append(p.step))
+    assert steps == []
+    assert same(first, second)
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    retrain(network(), data().train, config(epochs=1), folder=tmp_path)
+    with pytest.raises(BcnetError) as caught:
+        retrain(toy.network(outputs=7), data().train, config(epochs=1), folder=tmp_path)
+    assert str(caught.value).startswith(f"the checkpoint in {tmp_path} is of another network")
+
+
+def test_the_average_of_weights_takes_their_statistics_along() -> None:
+    plain, averaged = network(dropout=0), network(dropout=0)
+    retrain(plain, data().train, config())
+    retrain(averaged, data().train, config(ema=0.99))
+    mine, other = plain.state_dict(), averaged.state_dict()
+    assert not torch.equal(mine["0.weight"], other["0.weight"])
+    assert not torch.equal(mine["1.running_mean"], other["1.running_mean"])
+    assert torch.equal(mine["1.num_batches_tracked"], other["1.num_batches_tracked"])
+
+
+def test_bf16_learns_too() -> None:
+    net = network()
+    retrain(net, data().train, config(epochs=8, bf16=True))
+    assert evaluate(net, data().val, bf16=True)["score"] > 0.9
+
+
+def test_the_teachers_part_of_the_loss() -> None:
+    task = Task.classification()
+    output, teacher = torch.randn(6, 4), torch.randn(6, 4)
+    target = torch.arange(6) % 4
+    alone = Distillation(alpha=0).loss(task, output, target, teacher)
+    assert alone == pytest.approx(float(F.cross_entropy(output, target)))
+    t = 3.0
+    taught = Distillation(alpha=1, temperature=t).loss(task, output, target, teacher)
+    entropy = -((teacher / t).softmax(1) * (teacher / t).log_softmax(1)).sum(1).mean()
+    divergence = F.kl_div((output / t).log_softmax(1), (teacher / t).softmax(1), reduction="batchmean")
+    assert float(taught) == pytest.approx(float(t * t * (divergence + entropy)), rel=1e-5)
+    half = Distillation(alpha=0.5, temperature=t).loss(task, output, target, teacher)
+    assert float(half) == pytest.approx(float(alone + taught) / 2, rel=1e-6)
+
+
+def test_a_network_is_taught_without_labels_that_mean_anything() -> None:
+    teacher = network()
+    retrain(teacher, data().train, config(epochs=8))
+    kept = {k: v.clone() for k, v in teacher.state_dict().items()}
+
+    class NoLabels:
+        def __init__(self) -> None:
+            self.inner = data().train
+
+        def __len__(self) -> int:
+            return len(self.inner)
+
+        def batches(self, epoch: int, start: int = 0, device: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
+            for x, y in self.inner.batches(epoch, start, device):
+                yield x, torch.zeros_like(y)
+
+    student = network(seed=3, dropout=0)
+    taught = Retraining(Optimisation(epochs=16), Distillation(alpha=1.0, temperature=2.0))
+    retrain(student, NoLabels(), taught, teacher=teacher)
+    assert evaluate(student, data().val)["score"] > 0.9
+    assert all(torch.equal(v, kept[k]) for k, v in teacher.state_dict().items())
+
+
+def test_distillation_asks_for_what_it_needs() -> None:
+    taught = Retraining(Optimisation(epochs=1), Distillation())
+    with pytest.raises(BcnetError, match=r"^distillation needs a teacher: give the trained full network$"):
+        retrain(network(), data().train, taught)
+    task = Task(lambda o, t: F.cross_entropy(o, t), lambda o, t: (o.argmax(1) == t).float())
+    with pytest.raises(BcnetError) as caught:
+        retrain(network(), data().train, taught, task, teacher=network())
+    sentence = "distillation needs a task with a `distil` loss: give it, or leave distillation out"
+    assert str(caught.value) == sentence
+
+
+def test_random_trains_many_shortly_and_the_best_to_the_end(tmp_path: Path) -> None:
+    built: list[int] = []
+
+    def build(number: int) -> nn.Module:
+        built.append(number)
+        return network(seed=number)
+
+    told: list[tuple[int, int]] = []
+    best, net, scores, history = train_random(
+        build,
+        RandomBaseline(3, 1),
+        data(),
+        config(),
+        folder=tmp_path,
+        progress=lambda number, p: told.append((number, p.step)),
+    )
+    steps = len(data().train)
+    assert scores[best] == max(scores)
+    assert built == [0, 1, 2, best]
+    assert len(told) == 3 * steps + (EPOCHS - 1) * steps
+    assert [epoch for epoch, _, _ in history] == [1, 2, 3]
+    straight = network(seed=best)
+    retrain(straight, data().train, config())
+    assert same(net, straight)
+
+
+def test_a_stopped_random_ends_the_same(tmp_path: Path) -> None:
+    def work(folder: Path, stop: int = -1) -> Any:
+        calls = iter(range(10**6))
+
+        def count(*_: Any) -> None:
+            if next(calls) == stop:
+                raise Stopped
+
+        def build(number: int) -> nn.Module:
+            return network(seed=number)
+
+        return train_random(build, RandomBaseline(2, 1), data(), config(), folder=folder, progress=count)
+
+    best, net, scores, history = work(tmp_path / "a")
+    for stop in (3, 4, 5):
+        with pytest.raises(Stopped):
+            work(tmp_path / "b", stop)
+    again = work(tmp_path / "b")
+    assert (again[0], again[2], again[3]) == (best, scores, history)
+    assert same(net, again[1])
+
+
+def test_a_loss_that_is_no_number_stops_it(tmp_path: Path) -> None:
+    broken = Task(lambda o, t: o.sum() * math.nan, lambda o, t: (o.argmax(1) == t).float())
+    with pytest.raises(BcnetError, match=r"^the loss became infinite or no number by step 1 "):
+        retrain(network(), data().train, config(), broken, folder=tmp_path)
