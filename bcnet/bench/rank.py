@@ -43,8 +43,9 @@ SHARES = (0.25, 0.5, 0.75)
 class RankConfig:
     """One rank-correlation experiment.
 
-    ``complement``, ``sides`` and ``base`` override the method's own, for ablations; with ``base`` 2 the
-    narrowest quarter of every variable is left out, and so are the table's networks that use it.
+    ``average`` also scores the mean of both sides' logits. ``complement``, ``sides`` and ``base`` override the
+    method's own, for ablations; with ``base`` 2 the narrowest quarter of every variable is left out, and so are
+    the table's networks that use it.
     """
 
     space: str = "mobilenet"
@@ -58,6 +59,7 @@ class RankConfig:
     complement: bool | None = None
     sides: str | None = None
     base: int = 1
+    average: bool = False
 
     def __post_init__(self) -> None:
         if self.space not in NETWORKS:
@@ -112,7 +114,8 @@ def rank(
     started = time.perf_counter()
     net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
     trained = time.perf_counter()
-    options = Options(memory=_memory(device), bf16=config.bf16, average=True)
+    on_gpu = device.startswith("cuda")
+    options = Options(memory=_memory(device), bf16=config.bf16, fused=config.bf16 and on_gpu, average=config.average)
     results: dict[str, Any] = {}
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
