@@ -37,7 +37,8 @@ class RunFolder:
         run = cls(folder)
         if run.done("run"):
             raise BcnetError(f"{run.folder} holds a run already: resume it with --resume, or choose another folder")
-        if run.folder.is_dir() and any(p.name not in ("lock", "recipe.yaml") for p in run.folder.iterdir()):
+        begun = ("lock", "recipe.yaml", ".writing-recipe.yaml", ".writing-run.json")  # by a run killed at its start
+        if run.folder.is_dir() and any(path.name not in begun for path in run.folder.iterdir()):
             raise BcnetError(f"{run.folder} holds other files: choose an empty folder")
         run._write_file("recipe.yaml", recipe.to_yaml().encode())
         run.write("run", facts)
