@@ -39,6 +39,14 @@ EXPECTED = {
     "PaddedShortcut": [("stem.0", 8, 1), ("wide.0", 6, 1)],
     "Res2Net": [("stem.0", 4, 1), ("parts.1.0", 4, 1), ("out.0", 12, 1)],
     "UnequalSplit": [("stem.0", 8, 1), ("stem.0#2", 4, 1), ("large.0", 8, 1), ("small.0", 4, 1)],
+    "UnequalChunks": [
+        ("stem.0", 5, 1),
+        ("stem.0#2", 5, 1),
+        ("stem.0#3", 4, 1),
+        ("parts.0.0", 5, 1),
+        ("parts.1.0", 5, 1),
+        ("parts.2.0", 4, 1),
+    ],  # fmt: skip
     "BlurPool": [("stem.0", 12, 1), ("out.0", 12, 1)],
     "Attention": [("stem.0", 12, 1), ("qkv", 16, 2)],
     "Auxiliary": [("stem.0", 12, 1), ("more.0", 10, 1), ("aux.0", 6, 1)],

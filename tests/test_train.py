@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import random
@@ -491,6 +492,7 @@ def test_a_loader_that_gives_fewer_batches_than_it_says() -> None:
     ("change", "sentence"),
     [
         ({"backward": "both"}, "backward is 'both', but it must be path or step"),
+        ({"engine": "fast"}, "engine is 'fast', but it must be auto, plain or fused"),
         ({"seed": -1}, "seed is -1, but it must be a whole number of at least 0"),
         ({"checkpoint_minutes": -1.0}, "checkpoint_minutes is -1.0, but it must not be negative"),
     ],
@@ -499,3 +501,32 @@ def test_settings_that_cannot_be(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BcnetError) as error:
         SupernetTraining(**change)
     assert str(error.value) == sentence
+
+
+def test_the_fused_engine_takes_the_same_step(monkeypatch: Any) -> None:
+    """With its reference kernels on the CPU; where it cannot do what is asked, a sentence says so."""
+    plain = one_step(toy.supernet(dropout=0.0), Strategy(), label_smoothing=0.1)
+    from bcnet.supernet import fused as engines
+    from bcnet.supernet.fused import FusedEngine, reference
+
+    monkeypatch.setattr(engines, "why_not_fused", lambda _: "")
+    monkeypatch.setattr(engines, "FusedEngine", lambda net: FusedEngine(net, kernels=reference, dtype=torch.float32))
+    fused = one_step(toy.supernet(dropout=0.0), Strategy(), label_smoothing=0.1, bf16=True)
+    for mine, theirs in zip(fused, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "task", "reason"),
+    [
+        ({}, None, "it computes in bf16, which was not asked for"),
+        ({"bf16": True}, Task(F.cross_entropy, toy_score), "the task is one of your own"),
+        ({"bf16": True, "strategy": Strategy(sandwich=True)}, None, "paths learn from a teacher"),
+        ({"bf16": True}, None, "it is on cpu, not on cuda"),
+    ],
+)
+def test_the_fused_engine_says_what_it_cannot(settings: dict[str, Any], task: Task | None, reason: str) -> None:
+    config = dataclasses.replace(toy.config(**settings), engine="fused")
+    with pytest.raises(BcnetError) as error:
+        train_supernet(toy.supernet(), toy.source(), config, task)
+    assert str(error.value) == f"the fused engine cannot train this: {reason}; use the plain engine"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from bcnet.space.network import NetworkSpace, trace
 
 
 def conv(inputs: int, outputs: int, kernel: int = 1, **options: int) -> nn.Sequential:
@@ -177,6 +181,25 @@ class GroupNormed(Tiny):
         return self.out(self.fine(self.wide(self.coarse(x))))
 
 
+class GroupDeviation(Tiny):
+    """The norm of EvoNorm: the deviation of a group, blown up to its channels; few and many groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.few, self.many = 3, 6
+        self.wide, self.out = nn.Conv2d(12, 12, 1), nn.Conv2d(12, 12, 1)
+
+    def deviation(self, x: Tensor, groups: int) -> Tensor:
+        n, c, h, w = x.shape
+        grouped = x.reshape(n, groups, c // groups, h, w)
+        deviation = grouped.var((2, 3, 4), keepdim=True).add(1e-5).sqrt()
+        return deviation.expand(grouped.shape).reshape(n, c, h, w)
+
+    def body(self, x: Tensor) -> Tensor:
+        x = self.wide(x / self.deviation(x, self.few))
+        return self.out(x / self.deviation(x, self.many))
+
+
 class Flattened(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -265,6 +288,17 @@ class UnequalSplit(Tiny):
         return torch.cat([self.large(large), self.small(small)], 1)
 
 
+class UnequalChunks(Tiny):
+    """Chunks of 5, 5 and 4 channels."""
+
+    def __init__(self) -> None:
+        super().__init__(14)
+        self.parts = nn.ModuleList([conv(5, 5, 3), conv(5, 5, 3), conv(4, 4, 3)])
+
+    def body(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(part) for layer, part in zip(self.parts, x.chunk(3, dim=1), strict=True)], 1)
+
+
 class BlurPool(Tiny):
     """A fixed kernel expanded to as many channels as there are."""
 
@@ -312,15 +346,25 @@ NETWORKS = {
     c.__name__: c
     for c in (
         Residual, SqueezeExcite, ChannelAttention, Dense, Shuffle, WideGroups, NarrowGroups, Depthwise, LayerScale,
-        SharedWeights, Transposed, PixelShuffle, GroupNormed, Flattened, Gated, Standardized, PaddedShortcut, Res2Net,
-        UnequalSplit, BlurPool, Attention, Auxiliary,
+        SharedWeights, Transposed, PixelShuffle, GroupNormed, GroupDeviation, Flattened, Gated, Standardized,
+        PaddedShortcut, Res2Net, UnequalSplit, UnequalChunks, BlurPool, Attention, Auxiliary,
     )
 }  # fmt: skip
 
 
-def tiny(name: str, seed: int = 0) -> nn.Module:
+X = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def traced(name: str) -> tuple[nn.Module, NetworkSpace]:
+    """A network and its space, traced once in a run of the tests: neither may be changed."""
+    model = tiny(name)
+    return model, trace(model, X)
+
+
+def tiny(name: str) -> nn.Module:
     """A network in double precision, its batch norms with statistics of their own."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = NETWORKS[name]().double()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -33,7 +33,7 @@ def network(dropout: float = 0.2, outputs: int = 4) -> nn.Sequential:
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(1),
-        nn.Dropout(dropout),
+        nn.Dropout(dropout) if dropout else nn.Identity(),
         nn.Linear(8, outputs),
     )
 

@@ -54,6 +54,7 @@ def capture(model: nn.Module, example: Tensor | Sequence[Tensor], *, training: b
         except Exception as error:
             raise BcnetError(f"torch.export cannot capture {type(model).__name__}: {_cause(error)}") from error
         dynamic = False
+    _spell_out_splits(program.graph)
     signature = program.graph_signature
     state_of = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants
@@ -65,6 +66,18 @@ def capture(model: nn.Module, example: Tensor | Sequence[Tensor], *, training: b
     )
     names = tuple(str(name) for name in signature.user_inputs)
     return Capture(program.graph, state_of, constants, names, batch, dynamic)
+
+
+def _spell_out_splits(graph: fx.Graph) -> None:
+    """A cut into so many parts, or parts of so many channels, names all their sizes where the last one is smaller:
+    at other widths the parts need not keep that pattern."""
+    aten = torch.ops.aten
+    for node in graph.nodes:
+        if node.target in (aten.chunk.default, aten.split.Tensor, aten.tensor_split.sections):
+            dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+            sizes = [part.shape[dim] for part in node.meta["val"]]
+            if all(isinstance(size, int) for size in sizes) and len(set(sizes)) > 1:
+                node.target, node.args, node.kwargs = aten.split_with_sizes.default, (node.args[0], sizes, dim), {}
 
 
 def _export(network: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> torch.export.ExportedProgram:
