@@ -46,7 +46,7 @@ EXPECTED = {
         ("parts.0.0", 5, 1),
         ("parts.1.0", 5, 1),
         ("parts.2.0", 4, 1),
-    ],  # fmt: skip
+    ],
     "BlurPool": [("stem.0", 12, 1), ("out.0", 12, 1)],
     "Attention": [("stem.0", 12, 1), ("qkv", 16, 2)],
     "Auxiliary": [("stem.0", 12, 1), ("more.0", 10, 1), ("aux.0", 6, 1)],
