@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,12 +16,16 @@ from torch import Tensor
 from bcnet.data.source import Source
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
+from bcnet.supernet import distributed
 from bcnet.supernet.gradients import PathGradients
 from bcnet.supernet.loop import Loop, Progress
 from bcnet.supernet.losslog import LossLog
 from bcnet.supernet.strategy import Path, Strategy, step_rng
 from bcnet.supernet.supernet import Supernet
 from bcnet.task import Task
+
+if TYPE_CHECKING:
+    from bcnet.supernet.fused import FusedEngine
 
 __all__ = ["Progress", "SupernetTraining", "Trained", "train_supernet"]
 
@@ -31,7 +35,8 @@ class SupernetTraining:
     """How a supernet is trained.
 
     ``backward``: ``path`` differentiates each path before the next one runs (least memory), ``step`` all
-    together; the gradients are the same. ``checkpoint_minutes`` lie between checkpoints.
+    together; the gradients are the same. ``checkpoint_minutes`` lie between checkpoints. ``engine``: ``fused`` is
+    faster on GPUs, ``plain`` trains everything, ``auto`` takes the fused one where it can do what is asked.
     """
 
     strategy: Strategy = field(default_factory=Strategy)
@@ -40,10 +45,13 @@ class SupernetTraining:
     backward: Literal["path", "step"] = "path"
     checkpoint_minutes: float = 5.0
     channels_last: bool = True
+    engine: Literal["auto", "plain", "fused"] = "auto"
 
     def __post_init__(self) -> None:
         if self.backward not in ("path", "step"):
             raise BcnetError(f"backward is {self.backward!r}, but it must be path or step")
+        if self.engine not in ("auto", "plain", "fused"):
+            raise BcnetError(f"engine is {self.engine!r}, but it must be auto, plain or fused")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise BcnetError(f"seed is {self.seed!r}, but it must be a whole number of at least 0")
         if not self.checkpoint_minutes >= 0:
@@ -90,6 +98,25 @@ class _Trainer(Loop):
         self.gradients = PathGradients(net)
         self.log = LossLog(len(net.space))
         self.trained: list[tuple[int, ...]] = []
+        self.fused = self._fused(own_task=task is not None)
+
+    def _fused(self, own_task: bool) -> FusedEngine | None:
+        """The fused engine, where it can do what is asked."""
+        reasons = {
+            "there are several processes, whose batch norms share their statistics": distributed.world()[1] > 1,
+            "it computes in bf16, which was not asked for": not self.recipe.bf16,
+            "the task is one of your own": own_task,
+            "paths learn from a teacher": self.config.strategy.sandwich,
+        }
+        reason = next((text for text, holds in reasons.items() if holds), "")
+        if self.config.engine == "plain" or (self.config.engine == "auto" and reason):
+            return None
+        from bcnet.supernet import fused  # many kernels, which most trainings do without
+
+        reason = reason or fused.why_not_fused(self.net)
+        if reason and self.config.engine == "fused":
+            raise BcnetError(f"the fused engine cannot train this: {reason}; use the plain engine")
+        return None if reason else fused.FusedEngine(self.net)
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         rng = step_rng(self.config.seed, self.step)
@@ -110,13 +137,16 @@ class _Trainer(Loop):
                 "trace it on an example of this data, or change its first layer"
             )
         with self.autocast():
-            output = self.net(x, self.net.space.min)
-        self.task.check(output, y)
+            output = self.net(x[:64], self.net.space.min)
+        self.task.check(output, y[:64])
         if self.config.strategy.sandwich and self.task.distil is None:
             raise BcnetError("in-place distillation needs a task with a `distil` loss: give it, or use no sandwich")
 
     def _run_paths(self, paths: list[Path], x: Tensor, y: Tensor, share: float) -> Tensor:
         """Run all paths on a part of a batch; that part's share of their losses, (p,)."""
+        if self.fused is not None:
+            pairs, weights = [(p.widths, p.side) for p in paths], [p.weight * share for p in paths]
+            return self.fused.step(x, y, pairs, weights, self.recipe.label_smoothing) * share
         losses: list[Tensor] = []
         pending: list[Tensor] = []
         runs: list[tuple[Any, list[Tensor]]] = []
