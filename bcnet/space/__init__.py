@@ -7,15 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bcnet.space.labels import Value
+    from bcnet.space.network import NetworkSpace, trace
     from bcnet.space.operators import RULES, Call, rule
+    from bcnet.space.widths import WidthSpace, WidthVariable, candidates
 
-__all__ = ["RULES", "Call", "Value", "rule"]
+__all__ = ["RULES", "Call", "NetworkSpace", "Value", "WidthSpace", "WidthVariable", "candidates", "rule", "trace"]
 
-_ROOMS = {"RULES": "operators", "Call": "operators", "rule": "operators", "Value": "labels"}
+_ROOMS = {
+    "labels": ("Value",),
+    "network": ("NetworkSpace", "trace"),
+    "operators": ("RULES", "Call", "rule"),
+    "widths": ("WidthSpace", "WidthVariable", "candidates"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Names that need torch are looked up on first use."""
-    if name not in _ROOMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    """Looked up on first use, because some rooms need torch and others must not."""
+    for room, names in _ROOMS.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{room}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,8 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.cost import PeakCost, QuadraticCost
-from bcnet.space.coupling import Coupling, bind, layer_of
+from bcnet.space.coupling import Coupling
+from bcnet.space.walk import bind, layer_of
 
 Monomial = tuple[int, ...]
 Polynomial = dict[Monomial, int]

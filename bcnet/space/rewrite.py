@@ -15,8 +15,9 @@ from torch import Tensor, fx, nn
 
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
-from bcnet.space.coupling import Coupling, bind, layer_of
+from bcnet.space.coupling import Coupling
 from bcnet.space.operators.products import drops_whole_groups
+from bcnet.space.walk import bind, layer_of
 
 _SHAPED = {"aten::view": "size", "aten::reshape": "shape", "aten::_unsafe_view": "size", "aten::expand": "size"}
 INFERRED = Size(-1)  # the one size of a view that torch works out itself
