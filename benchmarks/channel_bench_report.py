@@ -92,7 +92,7 @@ def page(data: dict[str, Any]) -> str:
             verdict = "reached" if max(reached) >= GOALS[space] else "not reached"
             lines += ["", f"The goal for `bcv2` is Kendall {GOALS[space]}: {verdict} (best {max(reached):.3f})."]
         lines.append("")
-    made = {(r["command"], r["commit"], r["machine"], r["torch"], r["date"]) for r in data["experiments"]}
+    made = {(r["command"], r["commit"], r["machine"], r["versions"]["torch"], r["date"]) for r in data["experiments"]}
     lines += ["## Where the figures come from", ""]
     for command, commit, machine, torch, date in sorted(made, key=str):
         lines.append(f"- {date}, {machine}, torch {torch}, commit {str(commit)[:12]}: `{command}`")

@@ -12,14 +12,13 @@ import os
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-import platform
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 
 from bcnet.bench.spaces import get_space
+from bcnet.provenance import provenance
 from bcnet.sources import zoo_space
 
 REPEATS = 50
@@ -41,11 +40,8 @@ def milliseconds(kind: str) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     results = {
-        "command": "python benchmarks/cost.py",
-        "commit": commit,
-        "machine": f"{platform.machine()}, one core, Python {platform.python_version()}, numpy {np.__version__}",
+        **provenance(packages=("numpy", "scipy")),
         "unit": f"milliseconds for 16,384 widths: the median of {REPEATS} runs after one to warm up, and the worst",
         **{kind: milliseconds(kind) for kind in ("mobilenet", "resnet")},
     }

@@ -10,11 +10,8 @@ batch is run first to warm up; random images are used, since speed does not depe
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
-import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcnet.errors import BcnetError
+from bcnet.provenance import provenance
 from bcnet.space.network import trace
 from bcnet.supernet.exhaustive import AllScores, Options, score_all
 from bcnet.supernet.supernet import Supernet
@@ -165,24 +163,6 @@ def profile(name: str, args: argparse.Namespace) -> None:
     print(found.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70))
 
 
-def environment(device: str) -> dict[str, Any]:
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-    except OSError:
-        commit = ""
-    return {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit or "unknown",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-    }
-
-
 def main() -> None:
     args = parse()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -192,7 +172,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
     torch.backends.cudnn.benchmark = True
     results: dict[str, Any] = {
-        **environment(args.device),
+        **provenance(args.device),
         "precision": args.precision if args.device == "cuda" else "fp32",
         "fused": how(args).fused,
     }

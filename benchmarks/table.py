@@ -8,18 +8,15 @@ Writes docs/results/table.json.
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import scipy
 
 from bcnet.bench import ChannelBench, kendall
+from bcnet.provenance import provenance
 
 REPEATS = 5
 QUERIES = 1_000_000
@@ -51,12 +48,8 @@ def measure(name: str, folder: str) -> dict[str, object]:
 
 
 def main(folder: str) -> None:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     results = {
-        "command": "python benchmarks/table.py FOLDER_OF_RELEASED_TABLES",
-        "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"numpy {np.__version__}, scipy {scipy.__version__}",
+        **provenance(packages=("numpy", "scipy")),
         "unit": f"seconds: the median of {REPEATS} runs after one to warm up, and the worst of all",
         "mobilenet": measure("mobilenet", folder),
         "resnet": measure("resnet", folder),

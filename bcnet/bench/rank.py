@@ -7,9 +7,6 @@ held-out part and, beside it, on the test images as the paper's authors did. The
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +24,7 @@ from bcnet.bench.tas import TAS, train_tas
 from bcnet.data.source import Data
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
+from bcnet.provenance import provenance
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.supernet.exhaustive import AllScores, Options, score_all
 from bcnet.supernet.principle import get_principle
@@ -232,17 +230,3 @@ def scatter_svg(score: NDArray[np.float64], truth: NDArray[np.float64], report: 
         f"{y.min():.2f} to {y.max():.2f}</text>"
         f'<g fill="#2563eb" fill-opacity="0.35">{dots}</g></svg>\n'
     )
-
-
-def provenance(device: str = "cpu") -> dict[str, Any]:
-    """Where a figure comes from: command, commit, machine, versions and date."""
-    found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.processor() or platform.machine()
-    return {
-        "command": " ".join(sys.argv),
-        "commit": found.stdout.strip() or None,
-        "machine": name,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
