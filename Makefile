@@ -10,8 +10,7 @@ EXTRAS := dev,onnx,parquet,report
 .PHONY: run test lint docs constraints clean
 
 run: $(VENV)/.installed
-	$(BIN)/bcnet fairness --principle all
-	$(BIN)/bcnet models
+	$(BIN)/bcnet run
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest

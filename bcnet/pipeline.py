@@ -51,9 +51,8 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
 
     The caller holds ``run.lock()``.
     """
+    check_stage(until)
     names = list(STAGES)
-    if until not in STAGES:
-        raise BcnetError(f"there is no stage {until!r:.40}: there are {', '.join(names)}")
     if again:
         forget(run, until)
     for name in names[: names.index(until) + 1]:
@@ -62,6 +61,12 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
             run.listener.stage(name, about)
             with _threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
                 stage(run)
+
+
+def check_stage(name: str) -> None:
+    """A :class:`BcnetError` where there is no such stage."""
+    if name not in STAGES:
+        raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(STAGES)}")
 
 
 def forget(run: Run, stage: str) -> None:

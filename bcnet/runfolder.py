@@ -105,6 +105,13 @@ class RunFolder:
             self.path(name + suffix).unlink(missing_ok=True)
         shutil.rmtree(self.path(name), ignore_errors=True)
 
+    def abandon(self) -> None:
+        """Leave nothing of a run that could not begin, so that its folder can be used for the next try."""
+        for name in ("run.json", "recipe.yaml", "lock"):
+            self.path(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes out; the lock ends with this process, however it ends."""

@@ -44,8 +44,10 @@ def run_all(
 
     With nothing said, a small network on the embedded digits is slimmed to half its FLOPs.
     """
+    from bcnet.pipeline import check_stage
     from bcnet.run import Run, command_line, facts
 
+    check_stage(until)
     if resume is not None:
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
         _refuse({**given, "--set": settings})
@@ -55,7 +57,12 @@ def run_all(
     run = Run(out if out is not None else _new_folder(chosen), device)
     with run.lock():
         Run.create(run.folder, chosen, facts(command_line(), chosen, str(run.device)))
-    _work(run, until, as_json)
+    try:
+        _work(run, until, as_json)
+    except BcnetError:
+        if not run.done("couple"):
+            run.abandon()
+        raise
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -136,8 +143,8 @@ def _new_folder(recipe: Recipe) -> Path:
 
 def _work(run: Run, until: str, as_json: bool, again: bool = False) -> None:
     """Run the stages up to ``until`` and print what there is."""
-    from bcnet.pipeline import run_stages
     from bcnet.display import shown
+    from bcnet.pipeline import run_stages
     from bcnet.runfolder import RunFolder
 
     RunFolder.open(run.folder)
