@@ -21,10 +21,10 @@ from torch import Tensor, fx, nn
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
-from bcnet.space.coupling import bind
 from bcnet.space.network import NetworkSpace, Side
 from bcnet.space.resize import sliced
 from bcnet.space.rewrite import Slot, put, rewrite
+from bcnet.space.walk import bind
 from bcnet.supernet import distributed
 from bcnet.supernet.principle import Principle, get_principle
 
