@@ -22,6 +22,7 @@ Figure = dict[str, Any]
 
 MOST_POINTS = 3000  # of a scatter plot; more would only cover each other
 MOST_NAMES = 12  # of variables written out below the bars
+MOST_LAYERS = 12  # that a hover label names
 _SYMBOLS = {"full": "square", "uniform": "diamond", "random": "triangle-up", "found": "star"}
 _SIZES = {"full": 11, "uniform": 12, "random": 12, "found": 17}
 
@@ -43,10 +44,7 @@ def retained(data: ReportData) -> Figure:
     """How much of every width variable is kept, beside uniform scaling."""
     places = list(range(1, len(data.variables) + 1))
     ratios = [100 * c / full for c, full in zip(data.found.widths, data.full_widths, strict=True)]
-    hover = [
-        _about(variable, width, full)
-        for variable, width, full in zip(data.variables, data.found.widths, data.full_widths, strict=True)
-    ]
+    hover = [_about(data, place) for place in range(len(places))]
     bars: Figure = {
         "type": "bar",
         "name": "found",
@@ -61,9 +59,8 @@ def retained(data: ReportData) -> Figure:
         widths = data.networks["uniform"].widths
         uniform = [100 * c / full for c, full in zip(widths, data.full_widths, strict=True)]
         size = 24 if len(places) <= MOST_NAMES else 11
-        halo = _dashes(places, uniform, "--paper", size + 4, 8) | {"hoverinfo": "skip", "showlegend": False}
-        hover_uniform = {"name": "uniform", "hovertemplate": "uniform: %{y:.0f}%<extra></extra>"}
-        traces += [halo, _dashes(places, uniform, "--uniform", size, 4) | hover_uniform]
+        halo = _dashes(places, uniform, "--paper", size + 4, 8) | {"showlegend": False}
+        traces += [halo, _dashes(places, uniform, "--uniform", size, 4) | {"name": "uniform"}]
     top = max(100.0, *ratios)
     axis: Figure = {"title": {"text": "width variable, from input to output"}, "showgrid": False}
     axis["range"] = [0.4, len(places) + 0.6]
@@ -82,16 +79,21 @@ def retained(data: ReportData) -> Figure:
 
 def _dashes(x: list[int], y: list[float], colour: str, size: int, width: int) -> Figure:
     marker = {"symbol": "line-ew-open", "color": colour, "size": size, "line": {"width": width, "color": colour}}
-    return {"type": "scatter", "mode": "markers", "x": x, "y": y, "marker": marker}
+    return {"type": "scatter", "mode": "markers", "x": x, "y": y, "marker": marker, "hoverinfo": "skip"}
 
 
-def _about(variable: WidthVariable, width: int, full: int) -> str:
+def _about(data: ReportData, place: int) -> str:
     """What hovering over a bar says: the width, and the layers that share it."""
-    shown = [escape(layer) for layer in variable.layers[:12]]
-    more = [f"and {len(variable.layers) - 12} more"] if len(variable.layers) > 12 else []
-    layers = "<br>".join(["shared by", *shown, *more]) if variable.layers else ""
-    head = f"<b>{escape(variable.name)}</b><br>{width} of {full} channels, {words.share(width, full)}"
-    return f"{head}<br>{layers}" if layers else head
+    variable, width, full = data.variables[place], data.found.widths[place], data.full_widths[place]
+    lines = [f"<b>{escape(variable.name)}</b>", f"{width} of {full} channels, {words.share(width, full)}"]
+    if "uniform" in data.networks:
+        scaled = data.networks["uniform"].widths[place]
+        lines.append(f"uniform scaling: {scaled}, {words.share(scaled, full)}")
+    if variable.layers:
+        lines += ["shared by", *(escape(layer) for layer in variable.layers[:MOST_LAYERS])]
+    if len(variable.layers) > MOST_LAYERS:
+        lines.append(f"and {len(variable.layers) - MOST_LAYERS} more")
+    return "<br>".join(lines)
 
 
 def front(data: ReportData) -> Figure:

@@ -25,7 +25,7 @@
       margin: { l: 8, r: 8, t: given.showlegend === false ? 10 : 34, b: 8 },
       legend: { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom", font: { size: 12.5, color: "--soft" },
         itemclick: false, itemdoubleclick: false },
-      hoverlabel: { bgcolor: "--ink", bordercolor: "--ink", font: { color: "--paper", size: 13 }, align: "left", namelength: -1 },
+      hoverlabel: { bgcolor: "--ink", bordercolor: "--ink", font: { color: "--paper", size: 13, family: "system-ui, sans-serif" }, align: "left", namelength: -1 },
       xaxis: axis(given.xaxis), yaxis: axis(given.yaxis),
     }));
   }

@@ -62,7 +62,7 @@ def verdict(data: ReportData) -> list[str]:
     ]
     against = [_against(data, data.networks[name]) for name in ("uniform", "random") if name in data.networks]
     if against:
-        sentences.append(f"At the same budget, {' and '.join(against)}.")
+        sentences.append(f"At the same budget, {', and '.join(against)}.")
     if any(data.networks[name].score > found.score for name in ("uniform", "random") if name in data.networks):
         sentences.append("So the search was not worth it here: train the supernet for longer, or take the better one.")
     return sentences
