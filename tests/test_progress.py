@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import toy
 from rich.console import Console
 
@@ -16,6 +18,14 @@ from bcnet import progress
 from bcnet.errors import BcnetError
 from bcnet.progress import training_bar
 from bcnet.supernet.train import train_supernet
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Clock:
