@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resne
 
 NETWORKS = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
 GOALS_MS = {"mobilenet": 9.0, "resnet": 14.0}
+WARM_UP = 80
+"""Steps before the clock starts, in which every pair of widths of a convolution occurs: cuDNN plans each anew."""
 
 
 def attempt(name: str, call: Callable[[], Any]) -> Any:
@@ -109,7 +112,7 @@ class Variant:
         self.keep = fused
         self.data = batches(batch)
         rng = np.random.default_rng(1)
-        self.paths = [four_paths(self.net, rng) for _ in range(16)]
+        self.paths = [four_paths(self.net, rng) for _ in range(2 * WARM_UP)]
         self.count = 0
 
     def step(self) -> Any:
@@ -166,7 +169,7 @@ def time_cuda(network: str, batch: int, engines: list[str], rounds: int, steps: 
 
         def prepare(name: str = name) -> None:
             variant = Variant(network, name, batch)
-            for _ in range(16):
+            for _ in range(WARM_UP):
                 variant.step()
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -230,88 +233,56 @@ def kernel_times(variant: Variant, steps: int) -> dict[str, Any]:
 
 def micro_cuda() -> dict[str, Any]:
     """Single kernels on the largest layers of the MobileNet space at average widths, against the copy's bandwidth."""
-    import triton
     from triton.testing import do_bench
 
     from bcnet.supernet.fused import kernels
-    from bcnet.supernet.fused.values import Gradient, Window
-
-    def once(call: Callable[[], Any]) -> float:
-        return float(do_bench(call, warmup=10, rep=40, return_mode="median"))
+    from bcnet.supernet.fused.values import Affine, Rows, Window
 
     results: dict[str, Any] = {}
     source = torch.randn(2**28, device="cuda", dtype=torch.bfloat16)
-    copy_ms = once(lambda: source.clone())
+    copy_ms = float(do_bench(source.clone, warmup=10, rep=30, return_mode="median"))
     results["copy_tb_s"] = round(2 * source.numel() * 2 / copy_ms / 1e9, 2)
     del source
-    rows, channels, narrow, sides = 65536, 480, 96, 2
+    rows, channels, sides = 65536, 480, 2
     one = sides * rows * channels * 2
-    y = torch.randn(sides, rows, channels, device="cuda", dtype=torch.bfloat16)
-    d = torch.randn_like(y)
-    gamma, beta = torch.ones(sides, channels, device="cuda"), torch.zeros(sides, channels, device="cuda")
-    sums, found = (torch.zeros(sides, 2, channels, device="cuda") for _ in range(2))
+    y, d = (torch.randn(sides, rows, channels, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    value, grad = Rows.whole(y), Rows.whole(d)
+    ones, zeros = torch.ones(sides * channels, device="cuda"), torch.zeros(sides * channels, device="cuda")
+    norm = Affine(ones, zeros, *(torch.zeros(sides, 2, channels, device="cuda") for _ in range(2)), 1e-5, 1)
     window = Window(256, 16, 16, 3, 1, (1, 1))
-    weight = torch.randn(sides, channels, 9, device="cuda", dtype=torch.bfloat16)
-    dw = torch.zeros(sides, channels, 9, device="cuda")
-    out = torch.empty_like(y)
-
-    def speed(name: str, moved: float, call: Callable[[], Any]) -> None:
-        ms = attempt(name, lambda: once(call))
-        results[name] = ms if isinstance(ms, dict) else {"ms": round(ms, 4), "tb_s": round(moved / ms / 1e9, 2)}
-
-    def norm() -> None:
-        kernels.norm_forward(y.unbind(0), gamma, beta, 1e-5, 1, None, sums)
-
-    def norm_back() -> None:
-        grads = [Gradient(d.unbind(0), d)]
-        kernels.norm_backward(
-            grads, y.unbind(0), gamma, beta, 1e-5, 1, None, sums, out.unbind(0), found, False
-        )
-
+    weight = torch.randn(sides * 9 * channels, device="cuda", dtype=torch.bfloat16)
+    found = torch.zeros(sides, 9, channels, device="cuda")
+    calls: dict[str, tuple[str, int, Callable[[], Any]]] = {
+        "statistics": ("reduce", 1, lambda: kernels.statistics(value, norm)),
+        "norm sums": ("reduce", 2, lambda: kernels.norm_sums([grad], value, norm, None, False)),
+        "normalise": ("apply", 2, lambda: kernels.normalise(value, norm, None)),
+        "norm gradient": ("apply", 3, lambda: kernels.norm_gradient([grad], value, norm)),
+        "depthwise": ("depthwise", 2, lambda: kernels.depthwise_forward(value, weight, window, norm, norm)),
+        "depthwise back": (
+            "depthwise_back", 3, lambda: kernels.depthwise_backward(grad, value, weight, window, norm, found),
+        ),
+    }  # fmt: skip
     standard = kernels.tuning
-    until = time.perf_counter() + 75
-    for rows_each, warps, most in ((32, 4, 64), (16, 4, 64), (32, 4, 128), (32, 8, 128), (64, 4, 32), (64, 8, 64)):
-        if time.perf_counter() > until:
-            break
-        blocks = (rows_each, warps)
-        for each in (4, 8, 16):
-            kernels.tuning = kernels.Tuning(most, blocks, blocks, blocks, blocks, 132 * each)
-            key = f"rows {rows_each} warps {warps} channels {most} programs {each}"
-            speed(f"norm forward, {key}", 3 * one, norm)
-            speed(f"norm backward, {key}", 5 * one, norm_back)
-            speed(f"depthwise backward, {key}", 3 * one, lambda: kernels.depthwise_backward(d, y, weight, window, dw))
-        speed(f"depthwise forward, {key}", 2 * one, lambda: kernels.depthwise_forward(y, weight, window))
+    for name, (which, moved, call) in calls.items():
+        for block in BLOCKS[which]:
+            for programs in (4, 8, 16) if which != "apply" else (8,):
+                kernels.tuning = replace(standard, **{which: block, "programs": 132 * programs})
+                ms = attempt(name, lambda call=call: float(do_bench(call, warmup=3, rep=12, return_mode="median")))
+                if not isinstance(ms, dict):
+                    key = f"{name}, rows {block[0]} channels {block[1]} warps {block[2]} programs {programs}"
+                    results[key] = {"ms": round(ms, 4), "tb_s": round(moved * one / ms / 1e9, 2)}
+                    print(f"  {key:75s} {ms:8.4f} ms {results[key]['tb_s']:6.2f} TB/s", flush=True)
     kernels.tuning = standard
-    image = y[0].view(256, 16, 16, channels).permute(0, 3, 1, 2)
-    dimage = d[0].view(256, 16, 16, channels).permute(0, 3, 1, 2)
-    kernel = weight[0].view(channels, 1, 3, 3)
-    args = ([1, 1], [1, 1], [1, 1], False, [0, 0], channels)
-    speed("cudnn depthwise forward, one side", one, lambda: torch.ops.aten.convolution(image, kernel, None, *args))
-    speed(
-        "cudnn depthwise backward, one side",
-        1.5 * one,
-        lambda: torch.ops.aten.convolution_backward(dimage, image, kernel, None, *args, [True, True, False]),
-    )
-    small = torch.randn(sides, rows, narrow, device="cuda", dtype=torch.bfloat16)
-    w = torch.randn(sides, channels, narrow, device="cuda", dtype=torch.bfloat16)
-    both = one + small.numel() * 2
-    speed("expand, bmm", both, lambda: torch.bmm(small, w.transpose(1, 2)))
-    speed("expand, two mm", both, lambda: [small[s] @ w[s].t() for s in range(2)])
-    speed("project, bmm", both, lambda: torch.bmm(y, w))
-    speed("project, baddbmm_", both, lambda: small.baddbmm_(y, w))
-    for parts in (1, 4, 8, 16, 32, 64):
-        cut = (sides * parts, rows // parts, -1)
-        speed(
-            f"weight gradient, bmm in {parts} parts",
-            both,
-            lambda cut=cut: torch.bmm(y.view(cut).transpose(1, 2), small.view(cut)),
-        )
-    speed("weight gradient, two mm", both, lambda: [y[s].t() @ small[s] for s in range(2)])
-    results["triton"] = triton.__version__
-    for name, row in results.items():
-        if isinstance(row, dict) and "ms" in row:
-            print(f"  {name:75s} {row['ms']:8.4f} ms {row['tb_s']:6.2f} TB/s", flush=True)
     return results
+
+
+BLOCKS = {
+    "reduce": [(32, 64, 4), (64, 64, 4), (16, 128, 4), (32, 128, 4), (64, 32, 4), (32, 64, 8), (16, 64, 4)],
+    "apply": [(64, 64, 4), (32, 64, 4), (16, 128, 4), (32, 128, 4), (128, 64, 4)],
+    "depthwise": [(32, 64, 4), (16, 64, 4), (64, 32, 4), (32, 32, 4), (16, 128, 4), (64, 64, 8)],
+    "depthwise_back": [(16, 64, 4), (16, 32, 4), (32, 64, 8), (8, 64, 4), (8, 128, 4), (16, 64, 8), (32, 32, 4), (16, 32, 2)],
+}  # fmt: skip
+"""Blocks that are tried: rows, channels, warps."""
 
 
 def on_cuda(args: argparse.Namespace) -> dict[str, Any]:
@@ -319,14 +290,14 @@ def on_cuda(args: argparse.Namespace) -> dict[str, Any]:
     for name in args.networks:
         results[f"check {name}"] = attempt(f"check {name}", lambda name=name: check_cuda(name, 64))
         say(f"check {name}: {json.dumps(results[f'check {name}'])}")
-    engines = ["joint", "plain", "fused single", "fused"]
-    for name in args.networks:
-        results[f"{name} 256"] = attempt(name, lambda name=name: time_cuda(name, 256, engines, args.rounds, 16))
+    for batch in args.batches:
+        steps = max(8, 4096 // batch)
+        for name in args.networks:
+            key = f"{name} {batch}"
+            results[key] = attempt(
+                key, lambda name=name, batch=batch, steps=steps: time_cuda(name, batch, args.engines, args.rounds, steps)
+            )
     results["micro"] = attempt("micro", micro_cuda) if args.micro else {}
-    for name in args.networks:
-        results[f"{name} 1024"] = attempt(
-            name, lambda name=name: time_cuda(name, 1024, ["plain", "fused"], max(2, args.rounds // 2), 8)
-        )
     return results
 
 
@@ -441,6 +412,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32, help="images of a batch on CPU")
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--engines", nargs="*", default=["joint", "plain", "fused single", "fused"])
+    parser.add_argument("--batches", nargs="*", type=int, default=[256, 1024])
     parser.add_argument("--micro", action="store_true", help="also time single kernels at several block sizes")
     args = parser.parse_args()
     results: dict[str, Any] = {

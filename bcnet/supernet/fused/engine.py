@@ -9,23 +9,26 @@ to bfloat16 tolerance, and :func:`get_engine` says why where it cannot run.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 
 from bcnet.errors import BcnetError
-from bcnet.supernet.fused.pack import Packing
+from bcnet.supernet.fused.pack import ALIGN, Packed, Packing, Parameter, Places
 from bcnet.supernet.fused.program import Program, Unsupported, compile_program
 from bcnet.supernet.fused.tape import Tape
+from bcnet.supernet.fused.values import Goal
 from bcnet.supernet.principle import Side
 from bcnet.supernet.supernet import Supernet
 
 Path = tuple[ArrayLike, Side]
+Sizes = dict[str, tuple[int, int]]
 ENGINES = ("auto", "plain", "fused")
 
 
@@ -116,122 +119,104 @@ class FusedEngine:
         self.net, self.dtype, self.together = net, dtype, together
         self.kernels = _triton_kernels() if kernels is None else kernels
         self.program: Program = compile_program(net.space)
-        self._places: tuple[int, ...] = ()
+        self._names = [*self.program.weights, *self.program.affines]
+        parameters = dict(net.named_parameters())
+        self._used = [parameters[name] for name in self._names]
+        self._addresses = np.empty(0, dtype=np.int64)
         self._refresh()
 
+    def zero(self) -> None:
+        """Gradients to zero, in one launch."""
+        self._refresh()
+        self._flat.zero_()
+
+    @torch.no_grad()
     def step(
         self, x: Tensor, y: Tensor, paths: Sequence[Path], weights: Sequence[float] | None = None, smoothing: float = 0
     ) -> Tensor:
         self._refresh()
         image = x.to(self.dtype, memory_format=torch.channels_last)
-        target: Tensor | None = None
         shares = _weights(weights, len(paths))
-        losses: list[Tensor] = [x.new_empty(0)] * len(paths)
-        with torch.no_grad():
-            for members in self._groups(paths):
-                tape = self._tape([paths[i] for i in members])
-                logits = tape.forward(image)
-                if target is None:
-                    target = soft_labels(y, logits.shape[-1], smoothing)
-                group, dlogits = cross_entropy(logits, target, [shares[i] for i in members])
-                tape.backward(dlogits)
-                self._collect(tape)
-                for i, loss in zip(members, group.unbind(0), strict=True):
-                    losses[i] = loss
-        return torch.stack(losses)
+        members = self._groups(paths)
+        groups = [self._places([paths[i] for i in group]) for group in members]
+        packed = Packed(groups, self.dtype, x.device)
+        self.kernels.pack(groups, self._tensors, packed)
+        sizes = [
+            dict(zip(self._names, zip(g.outer.tolist(), g.inner.tolist(), strict=True), strict=True)) for g in groups
+        ]
+        losses, rooms = self._zeros(sizes, groups, len(paths), x.device)
+        found = []
+        for i, (group, room) in enumerate(zip(members, rooms, strict=True)):
+            half, full = packed.of(i)
+            given = dict(zip(self.program.weights, half, strict=True)), dict(
+                zip(self.program.affines, full, strict=True)
+            )
+            tape = Tape(self.program, self.kernels, *given, sizes[i], len(group), room)
+            logits = tape.forward(image)
+            tape.backward(logits, y, Goal(group, [shares[j] for j in group], smoothing), losses)
+            found.append([tape.found[name] for name in self._names])
+        self.kernels.unpack(groups, found, self._views)
+        return losses
 
-    def _groups(self, paths: Sequence[Path]) -> Iterator[list[int]]:
+    def _groups(self, paths: Sequence[Path]) -> list[list[int]]:
         """Numbers of paths that run together: those of equal widths, at most two."""
-        waiting: dict[tuple[int, ...], int] = {}
+        waiting: dict[tuple[int, ...], list[int]] = {}
+        found = []
         for i, (widths, _) in enumerate(paths):
             key = tuple(int(w) for w in widths)  # type: ignore[union-attr]
-            if not self.together:
-                yield [i]
-            elif key in waiting:
-                yield [waiting.pop(key), i]
+            if self.together and key in waiting:
+                waiting.pop(key).append(i)
             else:
-                waiting[key] = i
-        for i in waiting.values():
-            yield [i]
+                waiting[key] = [i]
+                found.append(waiting[key])
+        return found
 
-    def _tape(self, paths: Sequence[Path]) -> Tape:
-        """A tape on the packed slices of some paths of equal widths."""
+    def _places(self, paths: Sequence[Path]) -> Places:
+        """The slices of some paths of equal widths."""
         plans = [self.net.plan(widths, side) for widths, side in paths]
-        sides = [plan.side for plan in plans]
-        self._at = [packing.places(plans[0].units, sides) for packing in self._packings]
-        packed = []
-        for names, tensors, places, dtype in zip(
-            self._names, self._tensors, self._at, (self.dtype, torch.float32), strict=True
-        ):
-            flat = torch.empty(int(places.offset[-1]), dtype=dtype, device=tensors[0].device)
-            segments = [s for side in range(len(sides)) for s in places.segments(tensors, side)]
-            self.kernels.pack(segments, flat)
-            packed.append(dict(zip(names, places.views(flat, len(sides)), strict=True)))
-        affines = {name: t.view(len(sides), -1) for name, t in packed[1].items()}
-        return Tape(self.program, self.kernels, packed[0], affines)
+        return self._packing.places(plans[0].units, [plan.side for plan in plans])
 
-    def _collect(self, tape: Tape) -> None:
-        """Add what a tape found to the gradients, one side after the other: their channels may overlap."""
-        for names, places, grads in zip(self._names, self._at, self._grads, strict=True):
-            for side in range(tape.sides):
-                segments = places.segments(grads, side)
-                by_dtype: dict[torch.dtype, list[int]] = {}
-                sources = [tape.found[name][side] for name in names]
-                for i, source in enumerate(sources):
-                    by_dtype.setdefault(source.dtype, []).append(i)
-                for chosen in by_dtype.values():
-                    self.kernels.unpack([segments[i] for i in chosen], [sources[i] for i in chosen])
+    def _zeros(
+        self, sizes: Sequence[Sizes], groups: Sequence[Places], paths: int, device: torch.device
+    ) -> tuple[Tensor, list[Sequence[Tensor]]]:
+        """Losses (paths,) and the room of all tapes, zeroed by one launch."""
+        counts = [Tape.room(self.program, s, g.sides) for s, g in zip(sizes, groups, strict=True)]
+        losses = -(-paths // ALIGN) * ALIGN
+        flat = torch.zeros(losses + sum(map(sum, counts)), dtype=torch.float32, device=device)
+        first, *rest = flat.split([losses, *(n for group in counts for n in group)])
+        return first[:paths], [rest[i * len(counts[0]) : (i + 1) * len(counts[0])] for i in range(len(groups))]
 
     def _refresh(self) -> None:
         """Follow the parameters where they moved, and give them gradients where they have none."""
-        parameters = dict(self.net.named_parameters())
-        self._names = [self.program.weights, self.program.affines]
-        used = [parameters[name] for names in self._names for name in names]
-        places = tuple(p.data_ptr() for p in used)
-        if places != self._places:
-            self._bind(used)
-            self._places = places
-        if any(p.grad is not grad for p, grad in zip(used, self._views, strict=True)):
-            self._attach(used)
+        addresses = np.array([p.data_ptr() for p in self._used], dtype=np.int64)
+        if not np.array_equal(addresses, self._addresses):
+            self._bind()
+            self._addresses = addresses
+        if any(p.grad is not grad for p, grad in zip(self._used, self._views, strict=True)):
+            self._attach()
 
-    def _bind(self, used: list[nn.Parameter]) -> None:
-        count = len(self.program.weights)
-        self._tensors = [[p.detach() for p in used[:count]], [p.detach() for p in used[count:]]]
+    def _bind(self) -> None:
         axes = self.net.space.coupling.axes
-        total = self.net.total_units
-        self._packings = [
-            Packing(tensors, [axes.get(name) for name in names], total)
-            for names, tensors in zip(self._names, self._tensors, strict=True)
+        self._tensors = [p.detach() for p in self._used]
+        full = len(self.program.weights)
+        parameters = [
+            Parameter(tensor, axes.get(name), i >= full, name in self.program.depthwise)
+            for i, (name, tensor) in enumerate(zip(self._names, self._tensors, strict=True))
         ]
-        self._flat = torch.zeros(sum(p.numel() for p in used), device=used[0].device)
-        pieces = self._flat.split([p.numel() for p in used])
-        self._views = [piece.as_strided(p.shape, p.stride()) for p, piece in zip(used, pieces, strict=True)]
-        self._grads = [self._views[:count], self._views[count:]]
+        self._packing = Packing(parameters, self.net.total_units)
+        counts = [p.numel() for p in self._used]
+        self._flat = torch.zeros(sum(counts), device=self._used[0].device)
+        pieces = self._flat.split(counts)
+        self._views = [piece.as_strided(p.shape, p.stride()) for p, piece in zip(self._used, pieces, strict=True)]
 
-    def _attach(self, used: list[nn.Parameter]) -> None:
+    def _attach(self) -> None:
         """Make the views of the one buffer the parameters' gradients, with the values those have."""
+        kept = [None if p.grad is None else p.grad.clone() for p in self._used]
         self._flat.zero_()
-        for p, view in zip(used, self._views, strict=True):
-            if p.grad is not None:
-                view.copy_(p.grad)
+        for p, view, grad in zip(self._used, self._views, kept, strict=True):
+            if grad is not None:
+                view.copy_(grad)
             p.grad = view
-
-
-def soft_labels(y: Tensor, classes: int, smoothing: float) -> Tensor:
-    """(n, classes): 1 − smoothing at the label, and smoothing spread over all classes."""
-    labels = F.one_hot(y, classes).float()
-    return labels if not smoothing else labels.mul_(1 - smoothing).add_(smoothing / classes)
-
-
-def cross_entropy(logits: Tensor, target: Tensor, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Mean losses (S,) of logits (S, n, classes), and the gradient of their weighted sum."""
-    log = torch.log_softmax(logits, -1)
-    loss = (log * target).sum((1, 2)).div_(-len(target))
-    slope = log.exp_().sub_(target)
-    if len(set(weights)) == 1:
-        return loss, slope.mul_(weights[0] / len(target))
-    share = torch.tensor(weights, device=logits.device).view(-1, 1, 1)
-    return loss, slope.mul_(share / len(target))
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> Sequence[float]:

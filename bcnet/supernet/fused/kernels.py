@@ -1,8 +1,4 @@
-"""The functions of ``reference`` as Triton kernels, for CUDA devices.
-
-Rows lie with channels innermost. Sums over rows are taken in float32 by many programs and added atomically,
-so results differ in the last bits from run to run.
-"""
+"""The functions of ``reference`` as launches of Triton kernels."""
 
 from __future__ import annotations
 
@@ -11,450 +7,211 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from bcnet.supernet.fused.pack import Segment
-from bcnet.supernet.fused.values import Gradient, Window
-
-Parts = Sequence[Tensor]
+from bcnet.supernet.fused import cuda_kernels as code
+from bcnet.supernet.fused.launch import Kernel
+from bcnet.supernet.fused.pack import Packed, Places
+from bcnet.supernet.fused.upload import Uploads
+from bcnet.supernet.fused.values import Affine, Found, Goal, Rows, Window
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Sizes of blocks: most ``channels`` in one, rows and warps of reductions, of elementwise passes and of
-    depthwise convolutions, and how many programs a reduction is cut into."""
+    """Rows, most channels and warps of blocks: of reductions, of elementwise passes and of depthwise convolutions
+    back and forth; and how many programs a reduction is cut into."""
 
-    channels: int = 64
-    reduce: tuple[int, int] = (32, 4)
-    apply: tuple[int, int] = (64, 4)
-    depthwise: tuple[int, int] = (64, 4)
-    depthwise_back: tuple[int, int] = (32, 4)
+    reduce: tuple[int, int, int] = (32, 64, 4)
+    apply: tuple[int, int, int] = (64, 64, 4)
+    depthwise: tuple[int, int, int] = (32, 64, 4)
+    depthwise_back: tuple[int, int, int] = (16, 64, 4)
     programs: int = 132 * 8
 
 
 tuning = Tuning()
 
-
-@triton.jit
-def _activate(u, ACT: tl.constexpr):
-    if ACT == 1:
-        u = tl.maximum(u, 0.0)
-    elif ACT == 2:
-        u = tl.minimum(tl.maximum(u, 0.0), 6.0)
-    elif ACT == 3:
-        u = u * tl.minimum(tl.maximum(u + 3.0, 0.0), 6.0) / 6.0
-    elif ACT == 4:
-        u = u * tl.sigmoid(u)
-    return u
+_statistics, _normalise = Kernel(code.statistics), Kernel(code.normalise)
+_norm_sums, _norm_gradient = Kernel(code.norm_sums), Kernel(code.norm_gradient)
+_depthwise, _depthwise_back = Kernel(code.depthwise), Kernel(code.depthwise_back)
+_depthwise_weight, _entropy = Kernel(code.depthwise_weight), Kernel(code.entropy)
+_pack, _unpack = Kernel(code.pack), Kernel(code.unpack)
+_uploads: dict[torch.device, Uploads] = {}
 
 
-@triton.jit
-def _descend(g, u, ACT: tl.constexpr):
-    """The gradient before the activation at ``u``."""
-    if ACT == 1:
-        g = tl.where(u > 0.0, g, 0.0)
-    elif ACT == 2:
-        g = tl.where((u > 0.0) & (u < 6.0), g, 0.0)
-    elif ACT == 3:
-        g = tl.where(u >= 3.0, g, tl.where(u > -3.0, g * (u / 3.0 + 0.5), 0.0))
-    elif ACT == 4:
-        s = tl.sigmoid(u)
-        g = g * s * (1.0 + u * (1.0 - s))
-    return g
+def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) -> None:
+    addresses = np.array([t.data_ptr() for t in tensors], dtype=np.int64)
+    rows = [g.pack_table(addresses, offsets) for g, offsets in zip(groups, packed.offsets, strict=True)]
+    table = np.concatenate(rows)
+    grid = (64, len(table), 1)
+    _pack(grid, (_upload(table, packed.half.device), packed.half, packed.full), (1024,))
 
 
-@triton.jit
-def _moments(y, sums, side, c, inside, M, C, eps):
-    """Mean and 1/deviation of channels, from sums of differences to the first row."""
-    first = tl.load(y + c, mask=inside, other=0.0).to(tl.float32)
-    s = tl.load(sums + side * 2 * C + c, mask=inside, other=0.0) / M
-    q = tl.load(sums + side * 2 * C + C + c, mask=inside, other=0.0) / M
-    return first + s, tl.rsqrt(tl.maximum(q - s * s, 0.0) + eps)
+def unpack(groups: Sequence[Places], found: Sequence[Sequence[Sequence[Found]]], grads: Sequence[Tensor]) -> None:
+    packing = groups[0].packing
+    table = np.concatenate([g.unpack_table(one) for g, one in zip(groups, found, strict=True)], 1)
+    wholes = np.empty((len(grads), 7), dtype=np.int64)
+    wholes[:, 0] = [g.data_ptr() for g in grads]
+    wholes[:, 2], wholes[:, 3], wholes[:, 4:] = packing.kernel, packing.whole[1], packing.stride.T
+    wholes[:, 1] = packing.whole[0] * packing.kernel * packing.whole[1]
+    sent = _upload(np.concatenate([wholes.ravel(), table.ravel()]), grads[0].device)
+    half = tl.bfloat16 if found[0][0][0].tensor.dtype == torch.bfloat16 else tl.float32
+    _unpack((64, len(grads), 1), (sent, sent[wholes.size :], table.shape[1]), (half, 1024))
 
 
-@triton.jit
-def _statistics(y, sums, y_side: tl.int64, y_row, M, C, rows_each, BR: tl.constexpr, BC: tl.constexpr):
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
-    y += side * y_side
-    first = tl.load(y + c, mask=inside, other=0.0).to(tl.float32)
-    begin = tl.program_id(0) * rows_each
-    end = tl.minimum(begin + rows_each, M)
-    s = tl.zeros((BR, BC), tl.float32)
-    q = tl.zeros((BR, BC), tl.float32)
-    for start in range(begin, end, BR):
-        row = start + tl.arange(0, BR)
-        here = (row < end)[:, None] & inside[None, :]
-        v = tl.load(y + row.to(tl.int64)[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
-        d = tl.where(here, v - first[None, :], 0.0)
-        s += d
-        q += d * d
-    tl.atomic_add(sums + side * 2 * C + c, tl.sum(s, 0), mask=inside, sem="relaxed")
-    tl.atomic_add(sums + side * 2 * C + C + c, tl.sum(q, 0), mask=inside, sem="relaxed")
+def _upload(table: np.ndarray, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return torch.from_numpy(table)
+    if device not in _uploads:
+        _uploads[device] = Uploads(device)
+    return _uploads[device].send(table)
 
 
-@triton.jit
-def _normalise(
-    y, z, residual, gamma, beta, sums, y_side: tl.int64, y_row, M, C, eps,
-    ACT: tl.constexpr, ADD: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
-    y += side * y_side
-    mean, scale = _moments(y, sums, side, c, inside, M, C, eps)
-    scale *= tl.load(gamma + side * C + c, mask=inside, other=0.0)
-    shift = tl.load(beta + side * C + c, mask=inside, other=0.0) - mean * scale
-    # The last rows first: they are still in the cache.
-    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BR + tl.arange(0, BR)
-    here = (row < M)[:, None] & inside[None, :]
-    row = row.to(tl.int64)
-    place = (side.to(tl.int64) * M + row)[:, None] * C + c[None, :]
-    u = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
-    u = u * scale[None, :] + shift[None, :]
-    if ADD:
-        u += tl.load(residual + place, mask=here, other=0.0).to(tl.float32)
-    tl.store(z + place, _activate(u, ACT).to(z.dtype.element_ty), mask=here)
+def statistics(y: Rows, norm: Affine) -> None:
+    rows, most, warps = tuning.reduce
+    a, block, columns = _channels(y.channels, most)
+    each, chunks = _chunks(y.rows, rows, columns * y.sides)
+    _statistics(
+        (chunks, columns, y.sides),
+        (y.base, norm.sums, y.side // a, y.row // a, y.rows, y.channels // a, each),
+        (a, _wide(y), rows, block),
+        warps,
+    )
 
 
-@triton.jit
-def _gradient(a, b, row, c, here, a_row, b_row, repeat, TWO: tl.constexpr, REPEAT: tl.constexpr):
-    """The sum of the incoming gradients at rows (BR,) and channels (BC,)."""
-    if REPEAT:
-        g = tl.load(a + (row // repeat)[:, None] * a_row + c[None, :], mask=here, other=0.0).to(tl.float32) / repeat
-    else:
-        g = tl.load(a + row[:, None] * a_row + c[None, :], mask=here, other=0.0).to(tl.float32)
-    if TWO:
-        g += tl.load(b + row[:, None] * b_row + c[None, :], mask=here, other=0.0).to(tl.float32)
-    return g
-
-
-@triton.jit
-def _norm_sums(
-    a, b, y, residual, kept, gamma, beta, sums, found,
-    a_side: tl.int64, b_side: tl.int64, y_side: tl.int64, a_row, b_row, y_row, M, C, eps, repeat, rows_each,
-    ACT: tl.constexpr, ADD: tl.constexpr, TWO: tl.constexpr, REPEAT: tl.constexpr, KEEP: tl.constexpr,
-    BR: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
-    y += side * y_side
-    a += side * a_side
-    b += side * b_side
-    mean, rstd = _moments(y, sums, side, c, inside, M, C, eps)
-    scale = rstd * tl.load(gamma + side * C + c, mask=inside, other=0.0)
-    shift = tl.load(beta + side * C + c, mask=inside, other=0.0) - mean * scale
-    begin = tl.program_id(0) * rows_each
-    end = tl.minimum(begin + rows_each, M)
-    s = tl.zeros((BR, BC), tl.float32)
-    q = tl.zeros((BR, BC), tl.float32)
-    for start in range(begin, end, BR):
-        row = start + tl.arange(0, BR)
-        here = (row < end)[:, None] & inside[None, :]
-        row = row.to(tl.int64)
-        place = (side.to(tl.int64) * M + row)[:, None] * C + c[None, :]
-        v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
-        g = _gradient(a, b, row, c, here, a_row, b_row, repeat, TWO, REPEAT)
-        u = v * scale[None, :] + shift[None, :]
-        if ACT and ADD:
-            u += tl.load(residual + place, mask=here, other=0.0).to(tl.float32)
-        g = _descend(g, u, ACT)
-        if KEEP:
-            rounded = g.to(kept.dtype.element_ty)
-            tl.store(kept + place, rounded, mask=here)
-            g = rounded.to(tl.float32)
-        s += g
-        q += g * (v - mean[None, :])
-    tl.atomic_add(found + side * 2 * C + c, tl.sum(s, 0), mask=inside, sem="relaxed")
-    tl.atomic_add(found + side * 2 * C + C + c, tl.sum(q, 0) * rstd, mask=inside, sem="relaxed")
-
-
-@triton.jit
-def _norm_gradient(
-    a, b, y, dy, gamma, beta, sums, found,
-    a_side: tl.int64, b_side: tl.int64, y_side: tl.int64, out_side: tl.int64, a_row, b_row, y_row, out_row,
-    M, C, eps, repeat,
-    ACT: tl.constexpr, TWO: tl.constexpr, REPEAT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
-    y += side * y_side
-    a += side * a_side
-    b += side * b_side
-    mean, rstd = _moments(y, sums, side, c, inside, M, C, eps)
-    scale = rstd * tl.load(gamma + side * C + c, mask=inside, other=0.0)
-    shift = tl.load(beta + side * C + c, mask=inside, other=0.0) - mean * scale
-    g_mean = tl.load(found + side * 2 * C + c, mask=inside, other=0.0) / M
-    slope = tl.load(found + side * 2 * C + C + c, mask=inside, other=0.0) / M * rstd
-    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BR + tl.arange(0, BR)
-    here = (row < M)[:, None] & inside[None, :]
-    row = row.to(tl.int64)
-    v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
-    g = _gradient(a, b, row, c, here, a_row, b_row, repeat, TWO, REPEAT)
-    g = _descend(g, v * scale[None, :] + shift[None, :], ACT)
-    d = scale[None, :] * (g - g_mean[None, :] - (v - mean[None, :]) * slope[None, :])
-    tl.store(dy + side * out_side + row[:, None] * out_row + c[None, :], d.to(dy.dtype.element_ty), mask=here)
-
-
-@triton.jit
-def _depthwise(
-    x, weight, y, M, C, H, W, HO, WO, pad_h, pad_w,
-    STRIDE: tl.constexpr, K: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """M output pixels (n, HO, WO) from n images (H, W)."""
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
-    p = tl.program_id(0) * BP + tl.arange(0, BP)
-    valid = p < M
-    n = p // (HO * WO)
-    h = (p // WO) % HO * STRIDE - pad_h
-    w = p % WO * STRIDE - pad_w
-    images = M // (HO * WO)
-    x += side.to(tl.int64) * images * H * W * C
-    acc = tl.zeros((BP, BC), tl.float32)
-    for i in tl.static_range(K):
-        for j in tl.static_range(K):
-            hi = h + i
-            wj = w + j
-            there = valid & (hi >= 0) & (hi < H) & (wj >= 0) & (wj < W)
-            at = ((n * H + hi) * W + wj).to(tl.int64)
-            v = tl.load(x + at[:, None] * C + c[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-            k = tl.load(weight + (side * C + c) * (K * K) + i * K + j, mask=inside, other=0.0)
-            acc += v.to(tl.float32) * k.to(tl.float32)[None, :]
-    place = (side.to(tl.int64) * M + p)[:, None] * C + c[None, :]
-    tl.store(y + place, acc.to(y.dtype.element_ty), mask=valid[:, None] & inside[None, :])
-
-
-@triton.jit
-def _depthwise_back(
-    dy, x, weight, dx, found, M, C, H, W, HO, WO, pad_h, pad_w, blocks_each,
-    STRIDE: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Both gradients from one reading: M input pixels (n, H, W); KP is K·K rounded up to a power of two."""
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
-    images = M // (H * W)
-    dy += side.to(tl.int64) * images * HO * WO * C
-    tap = tl.arange(0, KP)
-    acc = tl.zeros((KP, BC), tl.float32)
-    begin = tl.program_id(0) * blocks_each * BP
-    end = tl.minimum(begin + blocks_each * BP, M)
-    for start in range(begin, end, BP):
-        p = start + tl.arange(0, BP)
-        valid = p < M
-        n = p // (H * W)
-        h = (p // W) % H + pad_h
-        w = p % W + pad_w
-        place = (side.to(tl.int64) * M + p)[:, None] * C + c[None, :]
-        here = valid[:, None] & inside[None, :]
-        v = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
-        total = tl.zeros((BP, BC), tl.float32)
-        for i in tl.static_range(K):
-            for j in tl.static_range(K):
-                hi = h - i
-                wj = w - j
-                there = valid & (hi >= 0) & (hi < HO * STRIDE) & (wj >= 0) & (wj < WO * STRIDE)
-                if STRIDE > 1:
-                    there &= (hi % STRIDE == 0) & (wj % STRIDE == 0)
-                at = ((n * HO + hi // STRIDE) * WO + wj // STRIDE).to(tl.int64)
-                d = tl.load(dy + at[:, None] * C + c[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-                d = d.to(tl.float32)
-                k = tl.load(weight + (side * C + c) * (K * K) + i * K + j, mask=inside, other=0.0)
-                total += d * k.to(tl.float32)[None, :]
-                acc += tl.where(tap == i * K + j, 1.0, 0.0)[:, None] * tl.sum(d * v, 0)[None, :]
-        tl.store(dx + place, total.to(dx.dtype.element_ty), mask=here)
-    at = (side * C + c)[None, :] * (K * K) + tap[:, None]
-    tl.atomic_add(found + at, acc, mask=(tap < K * K)[:, None] & inside[None, :], sem="relaxed")
-
-
-@triton.jit
-def _pack(table, out, BLOCK: tl.constexpr):
-    """A table row: address, elements, O·K·I decoding (K, I), strides of o, k, i, and place in ``out``."""
-    row = table + tl.program_id(1) * 8
-    source = tl.load(row).to(tl.pointer_type(tl.float32))
-    count = tl.load(row + 1)
-    kernel = tl.load(row + 2)
-    inputs = tl.load(row + 3)
-    stride_o = tl.load(row + 4)
-    stride_k = tl.load(row + 5)
-    stride_i = tl.load(row + 6)
-    out += tl.load(row + 7)
-    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
-        e = start + tl.arange(0, BLOCK)
-        rest = e // inputs
-        at = (rest // kernel) * stride_o + (rest % kernel) * stride_k + (e % inputs) * stride_i
-        v = tl.load(source + at, mask=e < count, other=0.0)
-        tl.store(out + e, v.to(out.dtype.element_ty), mask=e < count)
-
-
-@triton.jit
-def _unpack(table, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """A table row: address of a gradient, then as for packing; then source's address, partial sums, their stride."""
-    row = table + tl.program_id(1) * 10
-    target = tl.load(row).to(tl.pointer_type(tl.float32))
-    count = tl.load(row + 1)
-    kernel = tl.load(row + 2)
-    inputs = tl.load(row + 3)
-    stride_o = tl.load(row + 4)
-    stride_k = tl.load(row + 5)
-    stride_i = tl.load(row + 6)
-    address = tl.load(row + 7)
-    parts = tl.load(row + 8)
-    apart = tl.load(row + 9)
-    if HALF:
-        source = address.to(tl.pointer_type(tl.bfloat16))
-    else:
-        source = address.to(tl.pointer_type(tl.float32))
-    for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
-        e = start + tl.arange(0, BLOCK)
-        rest = e // inputs
-        at = (rest // kernel) * stride_o + (rest % kernel) * stride_k + (e % inputs) * stride_i
-        v = tl.load(target + at, mask=e < count, other=0.0)
-        for part in range(parts):
-            v += tl.load(source + part * apart + e, mask=e < count, other=0.0).to(tl.float32)
-        tl.store(target + at, v, mask=e < count)
-
-
-def pack(segments: Sequence[Segment], out: Tensor) -> None:
-    rows = [
-        (s.tensor.data_ptr() + 4 * s.start, s.count, s.shape[1], s.shape[2], *s.stride, s.offset) for s in segments
-    ]
-    _pack[(64, len(rows))](_upload(rows, out.device), out, BLOCK=1024)
-
-
-def unpack(segments: Sequence[Segment], sources: Sequence[Tensor]) -> None:
-    rows = []
-    for s, source in zip(segments, sources, strict=True):
-        parts = source.numel() // s.count
-        place = (s.tensor.data_ptr() + 4 * s.start, s.count, s.shape[1], s.shape[2], *s.stride)
-        rows.append((*place, source.data_ptr(), parts, s.count))
-    if rows:
-        half = sources[0].dtype == torch.bfloat16
-        _unpack[(64, len(rows))](_upload(rows, segments[0].tensor.device), HALF=half, BLOCK=1024)
-
-
-def _upload(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    table = torch.from_numpy(np.array(rows, dtype=np.int64))
-    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
-
-
-def norm_forward(
-    y: Parts, gamma: Tensor, beta: Tensor, eps: float, act: int, residual: Tensor | None, sums: Tensor
-) -> Tensor:
-    rows, channels = y[0].shape
-    sides = len(y)
-    z = torch.empty((sides, rows, channels), dtype=y[0].dtype, device=y[0].device)
-    block, each, grid = _row_chunks(rows, channels, sides)
-    apart, along = _apart(y), y[0].stride(0)
-    (br, rw), (ba, aw) = tuning.reduce, tuning.apply
-    _statistics[grid](y[0], sums, apart, along, rows, channels, each, BR=br, BC=block, num_warps=rw)
-    grid = (triton.cdiv(rows, ba), triton.cdiv(channels, block), sides)
-    _normalise[grid](
-        y[0], z, y[0] if residual is None else residual, gamma, beta, sums, apart, along, rows, channels, eps,
-        ACT=act, ADD=residual is not None, BR=ba, BC=block, num_warps=aw,
+def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
+    rows, most, warps = tuning.apply
+    a, block, columns = _channels(y.channels, most)
+    z = y.base.new_empty((y.sides, y.rows, y.channels))
+    _normalise(
+        (-(-y.rows // rows), columns, y.sides),
+        (y.base, z, z if residual is None else residual.dense(), norm.gamma, norm.beta, norm.sums,
+         y.side // a, y.row // a, y.rows, y.channels // a, norm.eps),
+        (norm.act, residual is not None, a, _wide(y), rows, block),
+        warps,
     )  # fmt: skip
-    return z
+    return Rows.whole(z)
 
 
-def norm_backward(
-    grads: Sequence[Gradient],
-    y: Parts,
-    gamma: Tensor,
-    beta: Tensor,
-    eps: float,
-    act: int,
-    residual: Tensor | None,
-    sums: Tensor,
-    out: Parts,
-    found: Tensor,
-    keep: bool,
-) -> Tensor | None:
-    rows, channels = y[0].shape
-    sides = len(y)
-    a, b = grads[0], grads[-1]
-    kept = torch.empty((sides, rows, channels), dtype=y[0].dtype, device=y[0].device) if keep else None
-    block, each, grid = _row_chunks(rows, channels, sides)
-    (br, rw), (ba, aw) = tuning.reduce, tuning.apply
-    two, repeats = len(grads) == 2, a.repeat > 1
-    y_side, y_row = _apart(y), y[0].stride(0)
-    first, second = a.parts[0], b.parts[0]
-    a_side, b_side, a_row, b_row = _apart(a.parts), _apart(b.parts), first.stride(0), second.stride(0)
-    _norm_sums[grid](
-        first, second, y[0], first if residual is None else residual, first if kept is None else kept,
-        gamma, beta, sums, found, a_side, b_side, y_side, a_row, b_row, y_row, rows, channels, eps, a.repeat, each,
-        ACT=act, ADD=residual is not None, TWO=two, REPEAT=repeats, KEEP=keep, BR=br, BC=block, num_warps=rw,
+def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | None, keep: bool) -> Rows | None:
+    g, h = grads[0], grads[-1]
+    kept = y.base.new_empty((y.sides, y.rows, y.channels)) if keep else None
+    rows, most, warps = tuning.reduce
+    a, block, columns = _channels(y.channels, most)
+    each, chunks = _chunks(y.rows, rows, columns * y.sides)
+    _norm_sums(
+        (chunks, columns, y.sides),
+        (g.base, h.base, y.base, g.base if residual is None else residual.dense(), g.base if kept is None else kept,
+         norm.gamma, norm.beta, norm.sums, norm.found, g.side // a, h.side // a, y.side // a,
+         g.row // a, h.row // a, y.row // a, y.rows, y.channels // a, norm.eps, g.repeat, each),
+        (norm.act, residual is not None, len(grads) == 2, g.repeat > 1, keep, a, _wide(y), rows, block),
+        warps,
     )  # fmt: skip
-    if kept is not None:
-        first = second = kept
-        a_side = b_side = rows * channels if sides > 1 else 0
-        a_row = b_row = channels
-        two = repeats = False
-        act = 0
-    grid = (triton.cdiv(rows, ba), triton.cdiv(channels, block), sides)
-    _norm_gradient[grid](
-        first, second, y[0], out[0], gamma, beta, sums, found, a_side, b_side, y_side, _apart(out),
-        a_row, b_row, y_row, out[0].stride(0), rows, channels, eps, a.repeat,
-        ACT=act, TWO=two, REPEAT=repeats, BR=ba, BC=block, num_warps=aw,
+    return None if kept is None else Rows.whole(kept)
+
+
+def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
+    g, h, out = grads[0], grads[-1], y.empty()
+    rows, most, warps = tuning.apply
+    a, block, columns = _channels(y.channels, most)
+    _norm_gradient(
+        (-(-y.rows // rows), columns, y.sides),
+        (g.base, h.base, y.base, out.base, norm.gamma, norm.beta, norm.sums, norm.found,
+         g.side // a, h.side // a, y.side // a, out.side // a, g.row // a, h.row // a, y.row // a, out.row // a,
+         y.rows, y.channels // a, norm.eps, g.repeat),
+        (norm.act, len(grads) == 2, g.repeat > 1, a, _wide(y), rows, block),
+        warps,
     )  # fmt: skip
-    return kept
+    return out
 
 
-def depthwise_forward(x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    sides, _, channels = x.shape
+def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | None, next_norm: Affine | None) -> Rows:
     high, wide = window.out
-    rows = window.n * high * wide
-    y = torch.empty((sides, rows, channels), dtype=x.dtype, device=x.device)
-    block = _channel_block(channels)
-    bp, warps = tuning.depthwise
-    grid = (triton.cdiv(rows, bp), triton.cdiv(channels, block), sides)
-    _depthwise[grid](
-        x, weight, y, rows, channels, window.h, window.w, high, wide, *window.padding,
-        STRIDE=window.stride, K=window.kernel, BP=bp, BC=block, num_warps=warps,
+    count = window.n * high * wide
+    y = x.base.new_empty((x.sides, count, x.channels))
+    rows, most, warps = tuning.depthwise
+    a, block, columns = _channels(x.channels, most)
+    each, chunks = _chunks(count, rows, columns * x.sides)
+    gamma, beta, sums = _affine(norm, weight)
+    _depthwise(
+        (chunks, columns, x.sides),
+        (x.base, weight, y, gamma, beta, sums, weight if next_norm is None else next_norm.sums,
+         x.side // a, x.row // a, count, x.channels // a, window.h, window.w, high, wide, *window.padding,
+         0.0 if norm is None else norm.eps, each),
+        (norm is not None, 0 if norm is None else norm.act, next_norm is not None, window.stride, window.kernel,
+         a, _wide(x), rows, block),
+        warps,
     )  # fmt: skip
-    return y
+    return Rows.whole(y)
 
 
-def depthwise_backward(dy: Tensor, x: Tensor, weight: Tensor, window: Window, found: Tensor) -> Tensor:
-    sides, rows, channels = x.shape
-    dx = torch.empty_like(x)
+def depthwise_backward(
+    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor
+) -> Rows:
+    dx = x.base.new_empty((x.sides, x.rows, x.channels))
     high, wide = window.out
-    block = _channel_block(channels)
-    columns = triton.cdiv(channels, block)
-    bp, warps = tuning.depthwise_back
-    blocks = triton.cdiv(rows, bp)
-    each = max(1, blocks * columns * sides // tuning.programs)
-    grid = (triton.cdiv(blocks, each), columns, sides)
-    taps = triton.next_power_of_2(window.kernel**2)
-    _depthwise_back[grid](
-        dy, x, weight, dx, found, rows, channels, window.h, window.w, high, wide, *window.padding, each,
-        STRIDE=window.stride, K=window.kernel, KP=taps, BP=bp, BC=block, num_warps=warps,
+    rows, most, warps = tuning.depthwise_back
+    a, block, columns = _channels(x.channels, most)
+    each, chunks = _chunks(x.rows, rows, columns * x.sides)
+    gamma, beta, sums = _affine(norm, weight)
+    eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
+    sizes = (
+        x.side // a, x.row // a, x.rows, x.channels // a, window.h, window.w, high, wide, *window.padding, eps, each
     )  # fmt: skip
-    return dx
+    blocks = (a, _wide(x), rows, block)
+    d = dy.dense()
+    _depthwise_back(
+        (chunks, columns, x.sides),
+        (d, x.base, weight, dx, gamma, beta, sums, found if norm is None else norm.found, found, *sizes),
+        (norm is not None, act, window.kernel == 3, window.stride, window.kernel, *blocks),
+        warps,
+    )
+    if window.kernel != 3:
+        _depthwise_weight(
+            (chunks, columns, x.sides * window.kernel**2),
+            (d, x.base, gamma, beta, sums, found, *sizes),
+            (norm is not None, act, window.stride, window.kernel, *blocks),
+            warps,
+        )
+    return Rows.whole(dx)
 
 
-def _channel_block(channels: int) -> int:
-    return min(tuning.channels, triton.next_power_of_2(channels))
+def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:
+    sides, n, classes = logits.shape
+    slope = torch.empty_like(logits)
+    block = _power(classes)
+    rows = max(1, 1024 // block)
+    _entropy(
+        (-(-n // rows), sides, 1),
+        (logits, found if bias is None else bias, y, slope, found, losses, n, classes,
+         goal.slots[0], goal.slots[-1], goal.shares[0], goal.shares[-1], goal.smoothing),
+        (bias is not None, rows, block),
+    )  # fmt: skip
+    return slope
 
 
-def _row_chunks(rows: int, channels: int, sides: int) -> tuple[int, int, tuple[int, int, int]]:
-    """Channels of a block, rows of a program (a multiple of a block's), and the grid of a reduction over rows."""
-    block = _channel_block(channels)
-    columns = triton.cdiv(channels, block)
-    programs = max(1, tuning.programs // (columns * sides))
-    step = tuning.reduce[0]
-    each = max(step, triton.cdiv(triton.cdiv(rows, programs), step) * step)
-    return block, each, (triton.cdiv(rows, each), columns, sides)
+def _affine(norm: Affine | None, stand_in: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return (stand_in, stand_in, stand_in) if norm is None else (norm.gamma, norm.beta, norm.sums)
 
 
-def _apart(parts: Parts) -> int:
-    """Elements from one side to the other, which may be another allocation."""
-    if len(parts) == 1:
-        return 0
-    return (parts[1].data_ptr() - parts[0].data_ptr()) // parts[0].element_size()
+def _channels(channels: int, most: int) -> tuple[int, int, int]:
+    """The power of two that loads may be wide, channels of a block, and blocks."""
+    block = min(most, _power(channels))
+    return min(8, channels & -channels), block, -(-channels // block)
+
+
+def _chunks(rows: int, block: int, others: int) -> tuple[int, int]:
+    """Rows of a program, a multiple of a block's, and programs, so that with ``others`` there are enough."""
+    programs = max(1, tuning.programs // others)
+    each = -(-rows // (programs * block)) * block
+    return each, -(-rows // each)
+
+
+def _power(n: int) -> int:
+    """The power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
+
+
+def _wide(x: Rows) -> bool:
+    """Whether places do not fit into 32 bits."""
+    return x.rows * x.row >= 2**31

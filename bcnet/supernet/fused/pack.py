@@ -1,6 +1,7 @@
-"""Slices of all parameters, gathered for a path in one launch, and its gradients added back in one.
+"""Slices of all parameters, gathered for the paths of a step in one launch, and their gradients added back in one.
 
-A path's weights lie side by side, ``(S, O, K, I)`` each: output channels, kernel positions, input channels.
+A path's weights lie side by side, ``(S, O, K, I)`` each: output channels, kernel positions, input channels. Those of
+depthwise convolutions are ``(S, K, O)``, which here is K outputs of one position and O inputs.
 """
 
 from __future__ import annotations
@@ -9,103 +10,148 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bcnet.space.axis import Axis
+from bcnet.supernet.fused.values import Found
 
 ALIGN = 16
 """Elements to which packed weights are aligned, so that kernels can load 16 bytes at once."""
 
+Ints = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
-class Segment:
-    """One side's slice of one parameter (or of its gradient), and its place among the packed ones."""
+class Parameter:
+    """What is to be sliced: axes say how its first two dimensions vary; ``full`` keeps float32."""
 
     tensor: Tensor
-    start: int
-    shape: tuple[int, int, int]
-    stride: tuple[int, int, int]
-    offset: int
-
-    @property
-    def count(self) -> int:
-        return self.shape[0] * self.shape[1] * self.shape[2]
-
-    def view(self, tensor: Tensor) -> Tensor:
-        """The slice of ``tensor`` as (O, K, I)."""
-        return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.start)
+    axes: Sequence[Axis] | None
+    full: bool = False
+    depthwise: bool = False
 
 
 class Packing:
     """Where the slices of a list of parameters begin and end, for all of them at once."""
 
-    def __init__(self, tensors: Sequence[Tensor], axes: Sequence[Sequence[Axis] | None], total: Sequence[int]):
-        self._total = np.array([*total, 1])
-        dims = [_dims(t, a) for t, a in zip(tensors, axes, strict=True)]
-        self._variable = np.array([[d[0] for d in pair] for pair in dims]).reshape(-1, 2).T
-        self._repeat = np.array([[d[1] for d in pair] for pair in dims]).reshape(-1, 2).T
-        self._kernel = np.array([int(np.prod(t.shape[2:])) for t in tensors], dtype=np.int64)
-        self._stride = np.array([_strides(t) for t in tensors], dtype=np.int64).reshape(-1, 3).T
+    def __init__(self, parameters: Sequence[Parameter], total: Sequence[int]):
+        total = np.array([*total, 1])
+        dims = np.array([_dims(p) for p in parameters], dtype=np.int64)
+        self.variable, self.repeat = dims[:, :, 0].T, dims[:, :, 1].T
+        self.kernel = np.array([_kernel(p) for p in parameters], dtype=np.int64)
+        self.stride = np.array([_strides(p) for p in parameters], dtype=np.int64).T
+        self.full = np.array([p.full for p in parameters])
+        self.whole = self.repeat * total[self.variable]
 
     def places(self, units: Sequence[int], sides: Sequence[str]) -> Places:
         """The slices of ``sides`` at ``units``."""
-        chosen = np.array([*units, 1])
-        length = self._repeat * chosen[self._variable]
-        spare = self._repeat * self._total[self._variable] - length
-        outer, inner = self._stride[0], self._stride[2]
-        right = spare[0] * outer + spare[1] * inner
-        count = length[0] * self._kernel * length[1]
+        length = self.repeat * np.array([*units, 1])[self.variable]
+        spare = self.whole - length
+        right = np.array([side == "right" for side in sides])
+        count = length[0] * self.kernel * length[1]
         room = -(-count * len(sides) // ALIGN) * ALIGN
-        offset = np.concatenate([[0], np.cumsum(room)])
-        starts = np.stack([right if side == "right" else np.zeros_like(right) for side in sides])
-        return Places(length[0], self._kernel, length[1], self._stride, starts, count, offset)
+        begin = [np.where(right[:, None], axis, 0) for axis in spare]
+        return Places(self, length[0], length[1], begin[0], begin[1], count, room)
 
 
 @dataclass(frozen=True)
 class Places:
-    """For p parameters: ``outputs``, ``kernel``, ``inputs``, ``count`` (p,), ``stride`` (3, p) in that order,
-    ``starts`` (S, p) in elements, ``offset`` (p + 1,) of the packed ones."""
+    """For p parameters: lengths ``outer`` and ``inner`` (p,) of slices that begin at ``outers`` and ``inners`` (S, p)
+    of the whole, their ``count`` (p,) of elements, and the ``room`` (p,) that all sides take packed."""
 
-    outputs: NDArray[np.int64]
-    kernel: NDArray[np.int64]
-    inputs: NDArray[np.int64]
-    stride: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    count: NDArray[np.int64]
-    offset: NDArray[np.int64]
+    packing: Packing
+    outer: Ints
+    inner: Ints
+    outers: Ints
+    inners: Ints
+    count: Ints
+    room: Ints
 
-    def views(self, flat: Tensor, sides: int) -> list[Tensor]:
-        """The packed parameters (S, O, K, I), views of ``flat``."""
-        rows = zip(*(a.tolist() for a in (self.offset, self.outputs, self.kernel, self.inputs)), strict=False)
-        return [flat[at : at + sides * o * k * i].view(sides, o, k, i) for at, o, k, i in rows]
+    @property
+    def sides(self) -> int:
+        return len(self.outers)
 
-    def segments(self, tensors: Sequence[Tensor], side: int) -> list[Segment]:
-        """The slices of one side, of ``tensors``."""
-        rows = zip(
-            tensors,
-            self.starts[side].tolist(),
-            zip(self.outputs.tolist(), self.kernel.tolist(), self.inputs.tolist(), strict=True),
-            zip(*self.stride.tolist(), strict=True),
-            (self.offset[:-1] + side * self.count).tolist(),
-            strict=True,
-        )
-        return [Segment(*row) for row in rows]
+    def pack_table(self, addresses: Ints, offsets: Ints) -> Ints:
+        """Rows (S·p, 9) that the pack kernel reads, from addresses and packed offsets (p,) of the parameters."""
+        of = self.packing
+        start = self.outers * of.stride[0] + self.inners * of.stride[2]
+        table = np.empty((self.sides, len(addresses), 9), dtype=np.int64)
+        table[:, :, 0] = addresses + 4 * start
+        table[:, :, 1], table[:, :, 2], table[:, :, 3] = self.count, of.kernel, self.inner
+        table[:, :, 4:7] = of.stride.T
+        table[:, :, 7] = offsets + np.arange(self.sides)[:, None] * self.count
+        table[:, :, 8] = of.full
+        return table.reshape(-1, 9)
+
+    def unpack_table(self, found: Sequence[Sequence[Found]]) -> Ints:
+        """Columns (p, S, 8) that the unpack kernel reads: where ``found`` of each parameter and side belongs."""
+        table = np.empty((len(found), self.sides, 8), dtype=np.int64)
+        flat = [
+            (f.tensor.data_ptr() + f.offset * f.tensor.element_size(), f.parts, f.tensor.element_size() == 4)
+            for each in found
+            for f in each
+        ]
+        table[:, :, [0, 5, 7]] = np.array(flat, dtype=np.int64).reshape(len(found), self.sides, 3)
+        table[:, :, 1], table[:, :, 2] = self.outers.T, self.outer[:, None]
+        table[:, :, 3], table[:, :, 4] = self.inners.T, self.inner[:, None]
+        table[:, :, 6] = self.count[:, None]
+        return table
+
+    def view(self, tensor: Tensor, number: int, side: int) -> Tensor:
+        """The slice of one parameter (or of its gradient) as (O, K, I)."""
+        of = self.packing
+        stride = tuple(int(s) for s in of.stride[:, number])
+        size = (int(self.outer[number]), int(of.kernel[number]), int(self.inner[number]))
+        start = int(self.outers[side, number]) * stride[0] + int(self.inners[side, number]) * stride[2]
+        return tensor.as_strided(size, stride, tensor.storage_offset() + start)
 
 
-def _dims(tensor: Tensor, axes: Sequence[Axis] | None) -> list[tuple[int, int]]:
-    """``(variable, channels per unit)`` of the first two dimensions; the last variable (-1) is fixed at 1."""
+class Packed:
+    """Room for the packed parameters of some groups of paths: halves (``dtype``) and fulls (float32)."""
+
+    def __init__(self, groups: Sequence[Places], dtype: torch.dtype, device: torch.device):
+        full = groups[0].packing.full
+        rooms = np.stack([g.room for g in groups])
+        ends = np.cumsum(np.where(full, 0, rooms)), np.cumsum(np.where(full, rooms, 0))
+        offsets = np.where(full, ends[1].reshape(rooms.shape), ends[0].reshape(rooms.shape)) - rooms
+        self.offsets: Ints = offsets
+        self.half = torch.empty(int(ends[0][-1]), dtype=dtype, device=device)
+        self.full = torch.empty(int(ends[1][-1]), dtype=torch.float32, device=device)
+        self._parts = self.half.split(rooms[:, ~full].ravel().tolist()), self.full.split(rooms[:, full].ravel().tolist())
+        self._count = int((~full).sum()), int(full.sum())
+
+    def of(self, group: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Flat halves and fulls of a group, each in the order of the parameters, with room to spare at their ends."""
+        half, full = ((parts[group * n : (group + 1) * n]) for parts, n in zip(self._parts, self._count, strict=True))
+        return half, full
+
+
+def _dims(p: Parameter) -> list[tuple[int, int]]:
+    """``(variable, channels per unit)`` of outer and inner; the last variable (-1) is fixed at 1."""
     dims = []
     for d in range(2):
-        segment = axes[d].segments[0] if axes is not None and d < len(axes) else None
+        segment = p.axes[d].segments[0] if p.axes is not None and d < len(p.axes) else None
         if segment is not None and segment.variable is not None:
             dims.append((segment.variable, segment.repeat))
         else:
-            dims.append((-1, tensor.shape[d] if d < tensor.dim() else 1))
-    return dims
+            dims.append((-1, p.tensor.shape[d] if d < p.tensor.dim() else 1))
+    return [(-1, _positions(p.tensor)), dims[0]] if p.depthwise else dims
 
 
-def _strides(tensor: Tensor) -> tuple[int, int, int]:
-    """Strides of output channels, kernel positions (rows and columns as one) and input channels."""
-    stride = tensor.stride()
-    return stride[0], stride[3] if tensor.dim() == 4 else 0, stride[1] if tensor.dim() > 1 else 0
+def _positions(tensor: Tensor) -> int:
+    return int(np.prod(tensor.shape[2:]))
+
+
+def _kernel(p: Parameter) -> int:
+    return 1 if p.depthwise else _positions(p.tensor)
+
+
+def _strides(p: Parameter) -> tuple[int, int, int]:
+    """Strides of outer, kernel positions (rows and columns as one) and inner."""
+    stride = p.tensor.stride()
+    along = stride[3] if p.tensor.dim() == 4 else 0
+    if p.depthwise:
+        return along, 0, stride[0]
+    return stride[0], along, stride[1] if p.tensor.dim() > 1 else 0

@@ -8,6 +8,7 @@ engine runs it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Conv:
     dilation: tuple[int, int]
     depthwise: bool
 
-    @property
+    @cached_property
     def pointwise(self) -> bool:
         plain = self.kernel == self.stride == self.dilation == (1, 1) and self.padding == (0, 0)
         return plain and not self.depthwise
@@ -87,11 +88,38 @@ class Program:
     source: int
     result: int
 
-    @property
+    @cached_property
     def weights(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(w.weight for w in self.layers if isinstance(w, (Conv, Linear))))
 
-    @property
+    @cached_property
+    def depthwise(self) -> frozenset[str]:
+        """Weights of depthwise convolutions."""
+        return frozenset(c.weight for c in self.layers if isinstance(c, Conv) and c.depthwise)
+
+    @cached_property
+    def folded(self) -> dict[int, Norm]:
+        """Norms that only a depthwise convolution needs, by their values: it applies them as it reads."""
+        readers: dict[int, list[Layer]] = {}
+        for layer in self.layers:
+            readers.setdefault(layer.x, []).append(layer)
+            if isinstance(layer, Norm) and layer.residual is not None:
+                readers.setdefault(layer.residual, []).append(layer)
+        return {
+            norm.out: norm
+            for norm in self.layers
+            if isinstance(norm, Norm) and norm.residual is None
+            if len(readers[norm.out]) == 1
+            and isinstance(reader := readers[norm.out][0], Conv)
+            and reader.depthwise
+        }
+
+    @cached_property
+    def counted(self) -> frozenset[int]:
+        """Values whose statistics the depthwise convolution that makes them takes along."""
+        return frozenset(c.out for c in self.layers if isinstance(c, Conv) and c.depthwise)
+
+    @cached_property
     def affines(self) -> tuple[str, ...]:
         norms = [name for n in self.layers if isinstance(n, Norm) for name in (n.weight, n.bias)]
         biases = [n.bias for n in self.layers if isinstance(n, Linear) and n.bias is not None]

@@ -1,8 +1,4 @@
-"""What the kernels compute, in plain torch: any device, any dtype, no speed.
-
-Activations are rows: (S, M, C) for S sides (paths of equal widths run together), M = n·h·w pixels and C
-channels. A side may lie apart from the other, so conv outputs and gradients come as one (M, C) per side.
-"""
+"""What the kernels compute, in plain torch: any device, any dtype, no speed."""
 
 from __future__ import annotations
 
@@ -12,87 +8,136 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcnet.supernet.fused.pack import Segment
-from bcnet.supernet.fused.values import Gradient, Window
-
-Parts = Sequence[Tensor]
+from bcnet.supernet.fused.pack import Packed, Places
+from bcnet.supernet.fused.values import Affine, Found, Goal, Rows, Window
 
 
-def pack(segments: Sequence[Segment], out: Tensor) -> None:
-    """Copy slices of parameters into ``out``, output channels first and input channels last."""
-    for s in segments:
-        out[s.offset : s.offset + s.count] = s.view(s.tensor).reshape(-1).to(out.dtype)
+def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) -> None:
+    """Copy slices of parameters into ``packed``, output channels first and input channels last."""
+    for places, offsets in zip(groups, packed.offsets, strict=True):
+        for i, tensor in enumerate(tensors):
+            flat = packed.full if places.packing.full[i] else packed.half
+            at, count = int(offsets[i]), int(places.count[i])
+            for side in range(places.sides):
+                flat[at + side * count : at + (side + 1) * count] = places.view(tensor, i, side).reshape(-1)
 
 
-def unpack(segments: Sequence[Segment], sources: Sequence[Tensor]) -> None:
-    """Add ``sources`` (partial sums, O, K, I) to slices of the gradients."""
-    for s, source in zip(segments, sources, strict=True):
-        s.view(s.tensor).add_(source.reshape(-1, *s.shape).float().sum(0))
+def unpack(groups: Sequence[Places], found: Sequence[Sequence[Sequence[Found]]], grads: Sequence[Tensor]) -> None:
+    """Add what was found, by group, parameter and side, to slices of the gradients."""
+    for places, one in zip(groups, found, strict=True):
+        for i, sides in enumerate(one):
+            for side, f in enumerate(sides):
+                slot = places.view(grads[i], i, side)
+                count = int(places.count[i])
+                flat = f.tensor.as_strided((f.parts, count), (count, 1), f.tensor.storage_offset() + f.offset)
+                slot.add_(flat.float().sum(0).view(slot.shape))
 
 
-def norm_forward(
-    y: Parts, gamma: Tensor, beta: Tensor, eps: float, act: int, residual: Tensor | None, sums: Tensor
-) -> Tensor:
-    """``act(batch_norm(y) + residual)`` (S, M, C); keeps in ``sums`` (S, 2, C) what the way back needs."""
-    z = []
-    for s, rows in enumerate(y):
-        x = rows.float()
-        mean, var = x.mean(0), x.var(0, unbiased=False)
-        sums[s, 0], sums[s, 1] = mean, torch.rsqrt(var + eps)
-        u = (x - mean) * sums[s, 1] * gamma[s] + beta[s]
-        z.append(_activate(u if residual is None else u + residual[s].float(), act).to(rows.dtype))
-    return torch.stack(z)
+def statistics(y: Rows, norm: Affine) -> None:
+    """Put what batch norm and its way back need of y into ``norm.sums``."""
+    for s in range(y.sides):
+        rows = y.of(s).float()
+        norm.sums[s, 0], norm.sums[s, 1] = rows.mean(0), torch.rsqrt(rows.var(0, unbiased=False) + norm.eps)
 
 
-def norm_backward(
-    grads: Sequence[Gradient],
-    y: Parts,
-    gamma: Tensor,
-    beta: Tensor,
-    eps: float,
-    act: int,
-    residual: Tensor | None,
-    sums: Tensor,
-    out: Parts,
-    found: Tensor,
-    keep: bool,
-) -> Tensor | None:
-    """Write the gradient of y to ``out``, those of beta and gamma to ``found`` (S, 2, C).
+def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
+    """``act(batch_norm(y) + residual)``."""
+    return Rows.whole(torch.stack([_activate(_before(y, norm, residual, s)[1], norm.act).to(y.base.dtype)
+                                   for s in range(y.sides)]))  # fmt: skip
 
-    Returns the gradient before the norm's output was activated (S, M, C), which is the residual's, if ``keep``.
+
+def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | None, keep: bool) -> Rows | None:
+    """Put the gradients of beta and gamma into ``norm.found``.
+
+    Returns the gradient before the activation, which is the residual's, if ``keep``.
     """
     kept = []
-    for s, rows in enumerate(y):
-        x = rows.float()
-        hat = (x - sums[s, 0]) * sums[s, 1]
-        u = hat * gamma[s] + beta[s]
-        g = torch.stack([grad.rows(s) for grad in grads]).sum(0)
-        g = g * _slope(u if residual is None else u + residual[s].float(), act)
+    for s in range(y.sides):
+        hat, u = _before(y, norm, residual, s)
+        g = _arriving(grads, s) * _slope(u, norm.act)
         if keep:
-            kept.append(g.to(rows.dtype))
+            kept.append(g.to(y.base.dtype))
             g = kept[-1].float()
-        found[s, 0], found[s, 1] = g.sum(0), (g * hat).sum(0)
-        dy = gamma[s] * sums[s, 1] * (g - found[s, 0] / len(x) - hat * found[s, 1] / len(x))
-        out[s].copy_(dy)
-    return torch.stack(kept) if keep else None
+        norm.found[s, 0], norm.found[s, 1] = g.sum(0), (g * hat).sum(0)
+    return Rows.whole(torch.stack(kept)) if keep else None
 
 
-def depthwise_forward(x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """x (S, M, C) and weight (S, C, K) to (S, M', C)."""
-    return torch.stack([window.rows(window.convolve(x[s], weight[s])) for s in range(len(x))])
+def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
+    """The gradient of y, once ``norm.found`` is known."""
+    out = y.empty()
+    for s in range(y.sides):
+        hat, u = _before(y, norm, None, s)
+        g = _arriving(grads, s) * _slope(u, norm.act)
+        mean = g - norm.found[s, 0] / len(hat) - hat * norm.found[s, 1] / len(hat)
+        out.of(s).copy_(_per_channel(norm.gamma, y)[s] * norm.sums[s, 1] * mean)
+    return out
 
 
-def depthwise_backward(dy: Tensor, x: Tensor, weight: Tensor, window: Window, found: Tensor) -> Tensor:
-    """The gradient of x (S, M, C); that of the weight goes to ``found`` (S, C, K)."""
-    dx = []
-    for s in range(len(x)):
+def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | None, next_norm: Affine | None) -> Rows:
+    """x, normalised and activated by ``norm``, convolved with weight (S·K·C, …); the statistics of the result go
+    to ``next_norm``."""
+    kernel = _taps(weight, x, window)
+    dtype = x.base.dtype
+    y = Rows.whole(torch.stack([window.convolve(_given(x, norm, s).to(dtype), kernel[s]) for s in range(x.sides)]))
+    if next_norm is not None:
+        statistics(y, next_norm)
+    return y
+
+
+def depthwise_backward(
+    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor
+) -> Rows:
+    """The gradient of x or, with ``norm``, of what it activates (then ``norm.found`` is known too); that of the
+    weight goes to ``found`` (S, K, C)."""
+    dx, kernel = [], _taps(weight, x, window)
+    for s in range(x.sides):
         with torch.enable_grad():
-            leaves = x[s].detach().requires_grad_(), weight[s].detach().requires_grad_()
-            y = window.rows(window.convolve(*leaves))
-        gx, gw = torch.autograd.grad(y, leaves, dy[s])
-        dx.append(gx)
-        found[s] = gw
-    return torch.stack(dx)
+            leaves = _given(x, norm, s).to(x.base.dtype).requires_grad_(), kernel[s].clone().requires_grad_()
+            y = window.convolve(*leaves)
+        gx, found[s] = torch.autograd.grad(y, leaves, dy.of(s))
+        if norm is not None:
+            hat, u = _before(x, norm, None, s)
+            gx = gx * _slope(u, norm.act)
+            norm.found[s, 0], norm.found[s, 1] = gx.sum(0), (gx * hat).sum(0)
+        dx.append(gx.to(x.base.dtype))
+    return Rows.whole(torch.stack(dx))
+
+
+def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:
+    """The gradient of cross entropy by logits (S, n, classes) + bias; its sum over images goes to ``found``
+    (S, classes), the losses to theirs."""
+    sides, n, classes = logits.shape
+    values = logits.float() if bias is None else logits.float() + bias[: sides * classes].view(sides, 1, classes)
+    log = torch.log_softmax(values, -1)
+    target = F.one_hot(y, classes) * (1 - goal.smoothing) + goal.smoothing / classes
+    losses[list(goal.slots)] = -(log * target).sum((1, 2)) / n
+    slope = (log.exp() - target) * torch.tensor(goal.shares, device=y.device).view(-1, 1, 1) / n
+    found.copy_(slope.sum(1))
+    return slope.to(logits.dtype)
+
+
+def _per_channel(flat: Tensor, y: Rows) -> Tensor:
+    return flat[: y.sides * y.channels].view(y.sides, y.channels)
+
+
+def _before(y: Rows, norm: Affine, residual: Rows | None, s: int) -> tuple[Tensor, Tensor]:
+    """The normalised y and what is activated, both (M, C) in float32."""
+    hat = (y.of(s).float() - norm.sums[s, 0]) * norm.sums[s, 1]
+    u = hat * _per_channel(norm.gamma, y)[s] + _per_channel(norm.beta, y)[s]
+    return hat, u if residual is None else u + residual.of(s).float()
+
+
+def _arriving(grads: Sequence[Rows], s: int) -> Tensor:
+    return torch.stack([g.repeated(s) for g in grads]).sum(0)
+
+
+def _given(x: Rows, norm: Affine | None, s: int) -> Tensor:
+    return x.of(s).detach().clone() if norm is None else _activate(_before(x, norm, None, s)[1], norm.act)
+
+
+def _taps(weight: Tensor, x: Rows, window: Window) -> Tensor:
+    count = window.kernel**2
+    return weight[: x.sides * count * x.channels].view(x.sides, count, x.channels)
 
 
 def _activate(u: Tensor, act: int) -> Tensor:

@@ -6,251 +6,268 @@ and a 1x1 convolution one batched matrix product.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bcnet.supernet.fused.pack import ALIGN
 from bcnet.supernet.fused.program import Conv, Linear, Norm, Pool, Program
-from bcnet.supernet.fused.values import Gradient, Value, Window
+from bcnet.supernet.fused.values import Affine, Found, Goal, Rows, Window
 
 SPLITS = 264
 """Tiles of 128x128 that a weight gradient's matrix product is split into, at least: two per multiprocessor."""
 
+Space = tuple[int, int, int]
+
 
 class Tape:
-    """Runs ``program`` on packed ``weights`` (S, O, K, I) and ``affines`` (S, C), by parameter name.
+    """Runs ``program`` on packed parameters of S sides.
 
-    After :meth:`backward`, ``found`` has the gradient of each parameter, one tensor per side: any number of
-    partial sums of it, one after the other.
+    ``weights`` and ``affines`` are flat tensors by parameter name, ``sizes`` the channels (O, I) of the weights and
+    ``room`` the zeros that :meth:`room` asked for. After :meth:`backward`, ``found`` has every gradient by side.
     """
 
-    def __init__(self, program: Program, kernels: ModuleType, weights: dict[str, Tensor], affines: dict[str, Tensor]):
-        self.program, self.kernels = program, kernels
-        self.weights, self.affines = weights, affines
-        self.sides = len(next(iter(weights.values())))
-        self.values: dict[int, Value] = {}
-        self.grads: dict[int, list[Gradient]] = {}
-        self.spaces: dict[int, tuple[int, int, int]] = {}
-        self.found: dict[str, tuple[Tensor, ...]] = {}
-        self._room = self._zeros()
+    def __init__(
+        self,
+        program: Program,
+        kernels: ModuleType,
+        weights: dict[str, Tensor],
+        affines: dict[str, Tensor],
+        sizes: dict[str, tuple[int, int]],
+        sides: int,
+        room: Sequence[Tensor],
+    ):
+        self.program, self.kernels, self.sides = program, kernels, sides
+        self.weights, self.affines, self.sizes = weights, affines, sizes
+        self.values: dict[int, Rows] = {}
+        self.grads: dict[int, list[Rows]] = {}
+        self.spaces: dict[int, Space] = {}
+        self.found: dict[str, list[Found]] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.norms: dict[int, Affine] = {}
+        self._take(iter(room))
 
-    def _zeros(self) -> dict[str, Tensor]:
-        """Room for everything that is added up atomically, zeroed by one launch."""
-        sizes: dict[str, tuple[int, ...]] = {}
+    @staticmethod
+    def room(program: Program, sizes: dict[str, tuple[int, int]], sides: int) -> list[int]:
+        """Elements of all that is added up atomically: two sums for each norm, back and forth, depthwise weights, and
+        the last bias."""
+        counts: list[int] = []
+        for layer in program.layers:
+            if isinstance(layer, Norm):
+                counts += [2 * sides * sizes[layer.weight][0]] * 2
+            elif isinstance(layer, Linear):
+                counts.append(sides * sizes[layer.weight][0])
+            elif isinstance(layer, Conv) and layer.depthwise:
+                counts.append(sides * sizes[layer.weight][0] * sizes[layer.weight][1])
+        return [-(-count // ALIGN) * ALIGN for count in counts]
+
+    def _take(self, room: Any) -> None:
+        """Divide the zeros up."""
         for layer in self.program.layers:
             if isinstance(layer, Norm):
-                shape = (self.sides, 2, self.affines[layer.weight].shape[1])
-                sizes[layer.weight], sizes[layer.bias] = shape, shape
+                shape = (self.sides, 2, self.sizes[layer.weight][0])
+                sums, found = _shaped(next(room), shape), _shaped(next(room), shape)
+                gamma, beta = self.affines[layer.weight], self.affines[layer.bias]
+                self.norms[layer.x] = Affine(gamma, beta, sums, found, layer.eps, layer.act)
+                self.norms[layer.out] = self.norms[layer.x]
+            elif isinstance(layer, Linear):
+                self.sums[layer.weight] = _shaped(next(room), (self.sides, self.sizes[layer.weight][0]))
             elif isinstance(layer, Conv) and layer.depthwise:
-                weight = self.weights[layer.weight]
-                sizes[layer.weight] = (self.sides, weight.shape[1], weight.shape[2])
-        counts = [_count(shape) for shape in sizes.values()]
-        device = next(iter(self.weights.values())).device
-        flat = torch.zeros(sum(counts), dtype=torch.float32, device=device)
-        return {n: part.view(shape) for (n, shape), part in zip(sizes.items(), flat.split(counts), strict=True)}
+                self.sums[layer.weight] = _shaped(next(room), (self.sides, *self.sizes[layer.weight]))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (S, n, classes) float32 of images x (n, C, h, w), channels last."""
+        """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last."""
         self.x = x
         for layer in self.program.layers:
             if isinstance(layer, Conv):
-                self.values[layer.out] = value = self._conv(layer)
-                self.spaces[layer.out] = value.space
+                self._conv(layer)
             elif isinstance(layer, Norm):
-                self.values[layer.out] = self._norm(layer)
+                self._norm(layer)
             elif isinstance(layer, Pool):
-                self.values[layer.out] = self._pool(layer)
-            else:
-                return self._linear(layer)
-        raise AssertionError("a program ends in a linear layer")
+                self._pool(layer)
+        assert isinstance(layer, Linear)  # a program ends in one
+        return torch.bmm(self.values[layer.x].base, self._matrix(layer.weight).transpose(1, 2))
 
-    def backward(self, dlogits: Tensor) -> None:
-        """Gradients of all weights, from those of the logits (S, n, classes)."""
+    def backward(self, logits: Tensor, y: Tensor, goal: Goal, losses: Tensor) -> None:
+        """Gradients of all weights, from labels y (n,)."""
         for layer in reversed(self.program.layers):
             if isinstance(layer, Linear):
-                self._linear_back(layer, dlogits)
+                bias = None if layer.bias is None else self.affines[layer.bias]
+                slope = self.kernels.entropy(logits, bias, y, goal, self.sums[layer.weight], losses)
+                self._linear_back(layer, slope)
             elif isinstance(layer, Pool):
-                self._pool_back(layer)
+                _, h, w = self.spaces[layer.x]
+                (grad,) = self.grads.pop(layer.out)
+                self._give(layer.x, grad._replace(repeat=h * w))
             elif isinstance(layer, Norm):
                 self._norm_back(layer)
             else:
                 self._conv_back(layer)
 
-    def _conv(self, layer: Conv) -> Value:
-        weight = self.weights[layer.weight]
+    def _conv(self, layer: Conv) -> None:
         if layer.x == self.program.source:
             # The sides share the input, so they are one convolution with the channels of both.
-            y = _convolution(self.x, _image_weight(weight.flatten(0, 1), layer), layer)
-            rows = Window.rows(y)
-            return Value(rows.view(-1, self.sides, weight.shape[1]).unbind(1), None, _space(y))
-        x = self.values[layer.x]
+            y = _convolution(self.x, self._image_weight(layer), layer)
+            self.values[layer.out], self.spaces[layer.out] = Rows.beside(y, self.sides), _space(y)
+            return
+        x, space = self.values[layer.x], self.spaces[layer.x]
         if layer.pointwise:
-            whole = torch.bmm(_whole(x), weight.view(self.sides, -1, weight.shape[3]).transpose(1, 2))
-            return Value(whole.unbind(0), whole, x.space)
-        if layer.depthwise:
-            window = _window(layer, x)
-            whole = self.kernels.depthwise_forward(_whole(x), weight.squeeze(3), window)
-            return Value(whole.unbind(0), whole, (x.space[0], *window.out))
-        images = [_as_image(part, x.space) for part in x.parts]
-        ys = [_convolution(im, _image_weight(w, layer), layer) for im, w in zip(images, weight, strict=True)]
-        return Value(tuple(Window.rows(y) for y in ys), None, _space(ys[0]))
+            product = torch.bmm(x.dense(), self._matrix(layer.weight).transpose(1, 2))
+            self.values[layer.out], self.spaces[layer.out] = Rows.whole(product), space
+        elif layer.depthwise:
+            window = _window(layer, space)
+            before = self.norms[layer.x] if layer.x in self.program.folded else None
+            self.values[layer.out] = self.kernels.depthwise_forward(
+                x, self.weights[layer.weight], window, before, self.norms.get(layer.out)
+            )
+            self.spaces[layer.out] = (space[0], *window.out)
+        else:
+            weights = [self._image_weight(layer, s) for s in range(self.sides)]
+            ys = [_convolution(x.image(s, space), w, layer) for s, w in enumerate(weights)]
+            self.values[layer.out], self.spaces[layer.out] = Rows.apart(ys), _space(ys[0])
 
-    def _norm(self, layer: Norm) -> Value:
-        y = self.values[layer.x]
-        residual = None if layer.residual is None else _whole(self.values[layer.residual])
-        gamma, beta = self.affines[layer.weight], self.affines[layer.bias]
-        z = self.kernels.norm_forward(y.parts, gamma, beta, layer.eps, layer.act, residual, self._room[layer.weight])
-        return Value(z.unbind(0), z, y.space)
+    def _norm(self, layer: Norm) -> None:
+        y, norm = self.values[layer.x], self.norms[layer.x]
+        if layer.x not in self.program.counted:
+            self.kernels.statistics(y, norm)
+        self.spaces[layer.out] = self.spaces[layer.x]
+        if layer.out in self.program.folded:
+            self.values[layer.out] = y
+        else:
+            residual = None if layer.residual is None else self.values[layer.residual]
+            self.values[layer.out] = self.kernels.normalise(y, norm, residual)
 
-    def _pool(self, layer: Pool) -> Value:
-        x = self.values[layer.x]
-        n, h, w = x.space
-        whole = _whole(x).view(self.sides, n, h * w, -1).mean(2)
-        return Value(whole.unbind(0), whole, (n, 1, 1))
+    def _pool(self, layer: Pool) -> None:
+        n, h, w = self.spaces[layer.x]
+        mean = self.values[layer.x].dense().view(self.sides, n, h * w, -1).mean(2)
+        self.values[layer.out], self.spaces[layer.out] = Rows.whole(mean), (n, 1, 1)
 
-    def _linear(self, layer: Linear) -> Tensor:
-        weight = self.weights[layer.weight].squeeze(2)
-        logits = torch.bmm(_whole(self.values[layer.x]), weight.transpose(1, 2)).float()
-        return logits if layer.bias is None else logits.add_(self.affines[layer.bias].unsqueeze(1))
-
-    def _linear_back(self, layer: Linear, dlogits: Tensor) -> None:
-        x = _whole(self.values[layer.x])
-        d = dlogits.to(x.dtype)
-        self.found[layer.weight] = torch.bmm(d.transpose(1, 2), x).unbind(0)
+    def _linear_back(self, layer: Linear, slope: Tensor) -> None:
+        x = self.values[layer.x].base
+        product = torch.bmm(slope.transpose(1, 2), x)
+        self.found[layer.weight] = _by_side(product, self.sides)
         if layer.bias is not None:
-            self.found[layer.bias] = dlogits.sum(1).unbind(0)
-        whole = torch.bmm(d, self.weights[layer.weight].squeeze(2))
-        self._give(layer.x, Gradient(whole.unbind(0), whole))
-
-    def _pool_back(self, layer: Pool) -> None:
-        _, h, w = self.values[layer.x].space
-        (grad,) = self.grads.pop(layer.out)
-        self._give(layer.x, Gradient(grad.parts, grad.whole, h * w))
+            self.found[layer.bias] = _by_side(self.sums[layer.weight], self.sides)
+        self._give(layer.x, Rows.whole(torch.bmm(slope, self._matrix(layer.weight))))
 
     def _norm_back(self, layer: Norm) -> None:
-        y = self.values.pop(layer.x)
+        y, norm = self.values.pop(layer.x), self.norms[layer.x]
         del self.values[layer.out]
         grads = _at_most_two(self.grads.pop(layer.out))
-        residual = None if layer.residual is None else _whole(self.values[layer.residual])
-        keep = layer.residual is not None and (layer.act > 0 or len(grads) > 1 or grads[0].repeat > 1)
-        gamma, beta = self.affines[layer.weight], self.affines[layer.bias]
-        found = self._room[layer.bias]
-        dy = _like(y)
-        kept = self.kernels.norm_backward(
-            grads, y.parts, gamma, beta, layer.eps, layer.act, residual, self._room[layer.weight], dy.parts, found, keep
-        )
-        self.found[layer.bias], self.found[layer.weight] = (found[:, i].unbind(0) for i in (0, 1))
-        self.grads[layer.x] = [dy]
-        if layer.residual is not None:
-            self._give(layer.residual, grads[0] if kept is None else Gradient(kept.unbind(0), kept))
+        if layer.out in self.program.folded:
+            plain = norm._replace(act=0)
+        else:
+            residual = None if layer.residual is None else self.values[layer.residual]
+            keep = residual is not None and (layer.act > 0 or len(grads) > 1 or grads[0].repeat > 1)
+            kept = self.kernels.norm_sums(grads, y, norm, residual, keep)
+            plain = norm if kept is None else norm._replace(act=0)
+            grads = grads if kept is None else [kept]
+            if layer.residual is not None:
+                self._give(layer.residual, grads[0])
+        self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
+        step = 2 * y.channels
+        self.found[layer.bias] = [Found(norm.found, s * step) for s in range(self.sides)]
+        self.found[layer.weight] = [Found(norm.found, s * step + y.channels) for s in range(self.sides)]
 
     def _conv_back(self, layer: Conv) -> None:
-        weight = self.weights[layer.weight]
         (dy,) = self.grads.pop(layer.out)
         if layer.x == self.program.source:
-            assert dy.whole is not None
-            image = _as_image(dy.whole, self.spaces[layer.out])
-            _, dw, _ = _convolution_backward(image, self.x, _image_weight(weight.flatten(0, 1), layer), layer, False)
-            self.found[layer.weight] = _rows_of_weight(dw).view(weight.shape).unbind(0)
-            return
-        x = self.values[layer.x]
-        if layer.pointwise:
-            self._pointwise_back(layer, dy, x)
+            image = dy.together().image(0, self.spaces[layer.out])
+            _, dw, _ = _convolution_backward(image, self.x, self._image_weight(layer), layer, False)
+            self.found[layer.weight] = _by_side(_channels_last(dw), self.sides)
+        elif layer.pointwise:
+            self._pointwise_back(layer, dy)
         elif layer.depthwise:
-            found = self._room[layer.weight]
-            assert dy.whole is not None
-            kernel = weight.squeeze(3)
-            dx = self.kernels.depthwise_backward(dy.whole, _whole(x), kernel, _window(layer, x), found)
-            self.found[layer.weight] = found.unbind(0)
-            self._give(layer.x, Gradient(dx.unbind(0), dx))
+            x, found = self.values[layer.x], self.sums[layer.weight]
+            before = self.norms[layer.x] if layer.x in self.program.folded else None
+            window = _window(layer, self.spaces[layer.x])
+            dx = self.kernels.depthwise_backward(dy, x, self.weights[layer.weight], window, before, found)
+            self.found[layer.weight] = _by_side(found, self.sides)
+            self._give(layer.x, dx)
         else:
-            self._dense_back(layer, dy, x)
+            self._dense_back(layer, dy)
 
-    def _pointwise_back(self, layer: Conv, dy: Gradient, x: Value) -> None:
-        weight = self.weights[layer.weight]
-        matrix = weight.view(self.sides, weight.shape[1], weight.shape[3])
-        d, rows = dy.whole, _whole(x)
-        assert d is not None
-        parts = _splits(rows.shape[1], self.sides * _tiles(weight.shape[1], weight.shape[3]))
-        cut = (self.sides * parts, rows.shape[1] // parts, -1)
-        dw = torch.bmm(d.view(cut).transpose(1, 2), rows.view(cut))
-        self.found[layer.weight] = dw.view(self.sides, -1).unbind(0)
-        pending = self.grads.get(layer.x, [])
-        if pending and pending[-1].whole is not None and pending[-1].repeat == 1:
-            pending[-1].whole.baddbmm_(d, matrix)
+    def _pointwise_back(self, layer: Conv, dy: Rows) -> None:
+        outputs, inputs = self.sizes[layer.weight]
+        matrix, d, rows = self._matrix(layer.weight), dy.dense(), self.values[layer.x].dense()
+        parts = _splits(dy.rows, self.sides * _tiles(outputs, inputs))
+        cut = self.sides * parts, dy.rows // parts
+        product = torch.bmm(d.view(*cut, outputs).transpose(1, 2), rows.view(*cut, inputs))
+        self.found[layer.weight] = _by_side(product, self.sides, parts)
+        pending = self.grads.get(layer.x)
+        if pending and not pending[-1].parts and pending[-1].repeat == 1:
+            pending[-1].base.baddbmm_(d, matrix)
         else:
-            whole = torch.bmm(d, matrix)
-            self._give(layer.x, Gradient(whole.unbind(0), whole))
+            self._give(layer.x, Rows.whole(torch.bmm(d, matrix)))
 
-    def _dense_back(self, layer: Conv, dy: Gradient, x: Value) -> None:
-        weight = self.weights[layer.weight]
-        dx, dw = [], []
+    def _dense_back(self, layer: Conv, dy: Rows) -> None:
+        x, space = self.values[layer.x], self.spaces[layer.x]
+        dx, found = [], []
         for s in range(self.sides):
-            image = _as_image(dy.parts[s], self.spaces[layer.out])
-            given = _as_image(x.parts[s], x.space)
-            one = _convolution_backward(image, given, _image_weight(weight[s], layer), layer, True)
-            dx.append(Window.rows(one[0]))
-            dw.append(_rows_of_weight(one[1]))
-        self.found[layer.weight] = tuple(dw)
-        self._give(layer.x, Gradient(tuple(dx), None))
+            image, given = dy.image(s, self.spaces[layer.out]), x.image(s, space)
+            one = _convolution_backward(image, given, self._image_weight(layer, s), layer, True)
+            dx.append(_channels_last(one[0]))
+            found.append(Found(_channels_last(one[1]), 0))
+        self.found[layer.weight] = found
+        self._give(layer.x, Rows.apart(dx))
 
-    def _give(self, value: int, grad: Gradient) -> None:
+    def _give(self, value: int, grad: Rows) -> None:
         self.grads.setdefault(value, []).append(grad)
 
+    def _matrix(self, name: str) -> Tensor:
+        """A packed weight as (S, O, I)."""
+        o, i = self.sizes[name]
+        return self.weights[name].as_strided((self.sides, o, i), (o * i, i, 1))
 
-def _like(y: Value) -> Gradient:
-    """An empty gradient in the layout of ``y``: the sides one after the other, or with channels side by side."""
-    part, sides = y.parts[0], len(y.parts)
-    rows, channels = part.shape
-    if part.stride(0) == channels:
-        whole = part.new_empty((sides, rows, channels))
-        return Gradient(whole.unbind(0), whole)
-    whole = part.new_empty((rows, sides * channels))
-    return Gradient(whole.view(rows, sides, channels).unbind(1), whole)
+    def _image_weight(self, layer: Conv, side: int | None = None) -> Tensor:
+        """A packed weight as (O, I, kh, kw), channels last: of one side, or of all as further output channels."""
+        (o, i), (h, w) = self.sizes[layer.weight], layer.kernel
+        flat, size = self.weights[layer.weight], o * i * h * w
+        outputs, start = (self.sides * o, 0) if side is None else (o, side * size)
+        return flat.as_strided((outputs, i, h, w), (i * h * w, 1, i * w, i), flat.storage_offset() + start)
 
 
-def _at_most_two(grads: list[Gradient]) -> list[Gradient]:
+def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The beginning of ``flat``."""
+    stride = (1,) if len(shape) == 1 else (shape[1], 1) if len(shape) == 2 else (shape[1] * shape[2], shape[2], 1)
+    return flat.as_strided(shape, stride)
+
+
+def _by_side(tensor: Tensor, sides: int, parts: int = 1) -> list[Found]:
+    """Gradients of all sides, one after the other."""
+    each = tensor.numel() // sides
+    return [Found(tensor, s * each, parts) for s in range(sides)]
+
+
+def _at_most_two(grads: list[Rows]) -> list[Rows]:
     """The kernels add two gradients; the one of a pooling comes first."""
     grads = sorted(grads, key=lambda g: -g.repeat)
-    first, rest = grads[0], grads[1:]
-    if len(rest) > 1:
-        parts = tuple(torch.stack([g.parts[s] for g in rest]).sum(0) for s in range(len(first.parts)))
-        rest = [Gradient(parts, None)]
-    return [first, *rest]
+    if len(grads) < 3:
+        return grads
+    rest = torch.stack([g.dense() for g in grads[1:]]).sum(0)
+    return [grads[0], Rows.whole(rest)]
 
 
-def _whole(value: Value) -> Tensor:
-    return torch.stack(value.parts) if value.whole is None else value.whole
+def _channels_last(image: Tensor) -> Tensor:
+    return image.contiguous(memory_format=torch.channels_last)
 
 
-def _as_image(rows: Tensor, space: tuple[int, int, int]) -> Tensor:
-    """Rows (…, M, C) as (n, C, h, w), channels last."""
-    return rows.view(*space, -1).permute(0, 3, 1, 2)
-
-
-def _image_weight(weight: Tensor, layer: Conv) -> Tensor:
-    """Packed (O, K, I) as (O, I, kh, kw), channels last."""
-    return weight.view(weight.shape[0], *layer.kernel, -1).permute(0, 3, 1, 2)
-
-
-def _rows_of_weight(weight: Tensor) -> Tensor:
-    """(O, I, kh, kw) as packed (O, K, I)."""
-    return weight.permute(0, 2, 3, 1).contiguous().flatten(1, 2)
-
-
-def _space(y: Tensor) -> tuple[int, int, int]:
+def _space(y: Tensor) -> Space:
     return y.shape[0], y.shape[2], y.shape[3]
 
 
-def _window(layer: Conv, x: Value) -> Window:
-    return Window(*x.space, layer.kernel[0], layer.stride[0], layer.padding)
+def _window(layer: Conv, space: Space) -> Window:
+    return Window(*space, layer.kernel[0], layer.stride[0], layer.padding)
 
 
 def _convolution(x: Tensor, weight: Tensor, layer: Conv) -> Tensor:
-    return torch.ops.aten.convolution.default(
-        x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1
+    return _channels_last(
+        torch.ops.aten.convolution.default(
+            x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1
+        )
     )
 
 
@@ -271,10 +288,3 @@ def _splits(rows: int, tiles: int) -> int:
     while parts * tiles < SPLITS and rows % (2 * parts) == 0 and rows // (2 * parts) >= 512:
         parts *= 2
     return parts
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count

@@ -1,33 +1,119 @@
-"""What flows through the tape: activations as rows, gradients of them, and a convolution's geometry."""
+"""What flows through the tape: activations and their gradients as rows, and a convolution's geometry."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-class Value(NamedTuple):
-    """An activation: ``parts`` (M, C) per side, ``whole`` (S, M, C) where they lie together, (n, h, w)."""
+class Rows(NamedTuple):
+    """(M, C) of each of S sides: pixels by channels. ``side`` and ``row`` are strides in elements.
 
-    parts: tuple[Tensor, ...]
-    whole: Tensor | None
-    space: tuple[int, int, int]
+    ``base`` begins with the first side. Where every side is an allocation of its own, ``parts`` has them all and
+    ``side`` is the distance of their addresses, which kernels can follow. With ``repeat`` > 1, each row of a gradient
+    stands for that many pixels and is scaled by 1/repeat (pooling).
+    """
 
-
-class Gradient(NamedTuple):
-    """The gradient of a value; with ``repeat`` > 1 each row stands for that many, scaled by 1/repeat (pooling)."""
-
-    parts: tuple[Tensor, ...]
-    whole: Tensor | None
+    base: Tensor
+    sides: int
+    rows: int
+    channels: int
+    side: int
+    row: int
+    parts: tuple[Tensor, ...] = ()
     repeat: int = 1
 
-    def rows(self, side: int) -> Tensor:
-        """One side, (M, C) in float32."""
-        part = self.parts[side].float()
+    @staticmethod
+    def whole(tensor: Tensor) -> Rows:
+        """Of (S, M, C)."""
+        sides, rows, channels = tensor.shape
+        return Rows(tensor, sides, rows, channels, rows * channels, channels)
+
+    @staticmethod
+    def beside(image: Tensor, sides: int) -> Rows:
+        """Of an image (n, S·C, h, w), channels last, with the channels of all sides next to each other."""
+        n, together, h, w = image.shape
+        return Rows(image, sides, n * h * w, together // sides, together // sides, together)
+
+    @staticmethod
+    def apart(images: Sequence[Tensor]) -> Rows:
+        """Of one image (n, C, h, w), channels last, for each side."""
+        first = images[0]
+        n, channels, h, w = first.shape
+        side = (images[-1].data_ptr() - first.data_ptr()) // first.element_size()
+        return Rows(first, len(images), n * h * w, channels, side, channels, tuple(images))
+
+    def of(self, side: int) -> Tensor:
+        """One side, (M, C)."""
+        size, stride = (self.rows, self.channels), (self.row, 1)
+        if self.parts:
+            return self.parts[side].as_strided(size, stride)
+        return self.base.as_strided(size, stride, self.base.storage_offset() + side * self.side)
+
+    def repeated(self, side: int) -> Tensor:
+        """One side of a gradient, (M·repeat, C) in float32."""
+        part = self.of(side).float()
         return part if self.repeat == 1 else part.repeat_interleave(self.repeat, 0) / self.repeat
+
+    def dense(self) -> Tensor:
+        """(S, M, C)."""
+        if self.parts or self.row != self.channels:
+            return torch.stack([self.of(s) for s in range(self.sides)])
+        return self.base
+
+    def together(self) -> Rows:
+        """All sides as one, with the channels of all next to each other."""
+        if self.sides > 1 and self.side != self.channels:
+            rows = torch.cat([self.of(s) for s in range(self.sides)], 1)
+            return Rows.whole(rows.unsqueeze(0))
+        return self._replace(sides=1, channels=self.row)
+
+    def empty(self) -> Rows:
+        """Room for a gradient: the sides one after the other, or next to each other where they were."""
+        if self.row == self.channels:
+            return Rows.whole(self.base.new_empty((self.sides, self.rows, self.channels)))
+        return self._replace(base=torch.empty_like(self.base))
+
+    def image(self, side: int, space: tuple[int, int, int]) -> Tensor:
+        """One side as (n, C, h, w), channels last."""
+        n, h, w = space
+        size, stride = (n, self.channels, h, w), (h * w * self.row, 1, w * self.row, self.row)
+        if self.parts:
+            return self.parts[side]
+        return self.base.as_strided(size, stride, self.base.storage_offset() + side * self.side)
+
+
+class Affine(NamedTuple):
+    """A batch norm and its activation: ``gamma`` and ``beta`` begin with (S, C); ``sums`` (S, 2, C) holds what the
+    kernels know of the batch, ``found`` (S, 2, C) the gradients of beta and gamma."""
+
+    gamma: Tensor
+    beta: Tensor
+    sums: Tensor
+    found: Tensor
+    eps: float
+    act: int
+
+
+class Found(NamedTuple):
+    """A side's gradient of a parameter: ``parts`` sums of it, one after the other, from an ``offset`` in elements."""
+
+    tensor: Tensor
+    offset: int
+    parts: int = 1
+
+
+class Goal(NamedTuple):
+    """What the sides of a group learn: the places of their losses, their shares in the sum, label smoothing."""
+
+    slots: Sequence[int]
+    shares: Sequence[float]
+    smoothing: float
 
 
 @dataclass(frozen=True)
@@ -48,11 +134,8 @@ class Window:
         return high, wide
 
     def convolve(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """rows (M, C), weight (C, K) to (n, C, h', w')."""
+        """rows (M, C), weight (K, C) to (M', C)."""
         x = rows.view(self.n, self.h, self.w, -1).permute(0, 3, 1, 2)
-        kernel = weight.view(-1, 1, self.kernel, self.kernel)
-        return F.conv2d(x, kernel, None, self.stride, self.padding, 1, len(kernel))
-
-    @staticmethod
-    def rows(y: Tensor) -> Tensor:
+        kernel = weight.t().reshape(-1, 1, self.kernel, self.kernel)
+        y = F.conv2d(x, kernel, None, self.stride, self.padding, 1, len(kernel))
         return y.permute(0, 2, 3, 1).reshape(-1, y.shape[1])
