@@ -18,7 +18,7 @@ from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
 from bcnet.supernet import checkpoint
-from bcnet.supernet.loop import History, Loop, Progress
+from bcnet.supernet.loop import History, Loop, Progress, out_of_memory
 from bcnet.task import Task
 
 Told = Callable[[Progress], None]
@@ -136,7 +136,7 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
     try:
         for x, y in source.batches(0, 0, device):
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                output = network(x)
+                output = _output(network, x)
             measures = [task.score(output, y).double().sum(), task.loss(output, y).double() * len(x)]
             measures += [extra(output, y).double().sum() for _, extra in task.extra]
             total += torch.stack([m.cpu() for m in measures])
@@ -144,6 +144,17 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
     finally:
         network.train(mode)
     return dict(zip(names, (total / count).tolist(), strict=True))
+
+
+def _output(network: nn.Module, x: Tensor) -> Any:
+    """``network(x)``, in halves where memory ends: in evaluation mode the parts of a batch do not know of each other."""
+    try:
+        return network(x)
+    except RuntimeError as error:
+        if not out_of_memory(error) or len(x) == 1:
+            raise
+    torch.cuda.empty_cache()
+    return torch.cat([_output(network, half) for half in x.chunk(2)])
 
 
 class _Retrainer(Loop):

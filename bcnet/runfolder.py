@@ -104,6 +104,8 @@ class RunFolder:
         for suffix in (".json", ".safetensors"):
             self.path(name + suffix).unlink(missing_ok=True)
         shutil.rmtree(self.path(name), ignore_errors=True)
+        with contextlib.suppress(OSError):  # the folder it lay in, where that is empty now
+            self.path(name).parent.rmdir()
 
     def abandon(self) -> None:
         """Leave nothing of a run that could not begin, so that its folder can be used for the next try."""

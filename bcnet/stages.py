@@ -93,7 +93,7 @@ def train(run: Run) -> None:
         "seconds": time.monotonic() - start,
     }
     run.write("train", result, tensors)
-    run.remove(f"{CHECKPOINTS}/train")
+    run.remove(f"{CHECKPOINTS}/train")  # what is done needs no checkpoint
 
 
 def _told(run: Run, name: str) -> Callable[[Progress], None]:
@@ -155,7 +155,7 @@ def _evaluator(run: Run) -> tuple[Evaluator, dict[str, float]]:
     """What scores widths, and the scores of full and uniform widths; its batches shrink until the largest fits."""
     net = run.supernet()
     for parts in (1, 2, 4, 8, 16, 32, 64):
-        batches = [half for batch in run.data.val.batches(0, 0, run.device) for half in _chunks(batch, parts)]
+        batches = [part for batch in _scoring_batches(run) for part in _chunks(batch, parts)]
         try:
             evaluator = Evaluator(net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16)
             evaluator(run.space.max)
@@ -167,6 +167,18 @@ def _evaluator(run: Run) -> tuple[Evaluator, dict[str, float]]:
             torch.cuda.empty_cache()
             run.listener.note(f"a scoring batch does not fit into the memory of {run.device}: it is halved")
     raise BcnetError(f"no scoring batch fits into the memory of {run.device}: lower loading.eval_batch_size")
+
+
+def _scoring_batches(run: Run) -> list[tuple[Tensor, Tensor]]:
+    """The validation images; small batches of a loader are put together, since batch norm needs their statistics."""
+    batches = list(run.data.val.batches(0, 0, run.device))
+    most = run.recipe.loading.eval_batch_size
+    together = len({(x.shape[1:], y.shape[1:]) for x, y in batches}) == 1
+    if len(batches) == 1 or 2 * len(batches[0][0]) > most or not together:
+        return batches
+    x, y = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+    parts = -(-len(x) // most)
+    return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
 
 
 def _chunks(batch: tuple[Tensor, Tensor], parts: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -54,7 +54,7 @@ def test_the_folder_holds_every_result(finished: Run) -> None:
     found = run.read("search")
     assert found["evaluations"] == 12
     assert found["best"]["costs"]["flops"] <= couple["budgets"][0]["limit"]
-    assert not run.path("checkpoints", "train").exists()
+    assert not run.path("checkpoints").exists()
 
 
 def test_the_search_used_the_prior_and_every_trial_is_stored(finished: Run) -> None:

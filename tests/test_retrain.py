@@ -248,3 +248,25 @@ def test_a_loss_that_is_no_number_stops_it(tmp_path: Path) -> None:
     broken = Task(lambda o, t: o.sum() * math.nan, lambda o, t: (o.argmax(1) == t).float())
     with pytest.raises(BcnetError, match=r"^the loss became infinite or no number by step 1 "):
         retrain(network(), data().train, config(), broken, folder=tmp_path)
+
+
+class Small(nn.Sequential):
+    """A network on a device with memory for eight images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        found: Tensor = super().forward(x)
+        return found
+
+
+def test_batches_are_divided_where_memory_ends() -> None:
+    net = Small(*network(dropout=0))
+    with pytest.warns(
+        UserWarning, match=r"^a batch of 16 does not fit into the memory of cpu: it is run in 2 parts of 8"
+    ):
+        retrain(net, data().train, config(epochs=8))
+    plain = network(dropout=0)
+    plain.load_state_dict(net.state_dict())
+    assert evaluate(net, data().val)["loss"] == pytest.approx(evaluate(plain, data().val)["loss"], rel=1e-5)
+    assert evaluate(net, data().val)["score"] > 0.9

@@ -162,3 +162,20 @@ def test_importing_bcnet_imports_no_torch() -> None:
     assert "slim" in found.stdout
     with pytest.raises(AttributeError, match=r"^module 'bcnet' has no attribute 'slam'$"):
         _ = bcnet.slam  # type: ignore[attr-defined]
+
+
+def test_small_batches_of_a_loader_are_scored_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch norm uses the statistics of the scoring batch, so batches of a few images would tell little."""
+    from bcnet import stages
+
+    sizes: list[int] = []
+
+    class Watched(stages.Evaluator):
+        def __init__(self, net: Any, batches: Any, *more: Any):
+            super().__init__(net, batches, *more)
+            sizes.extend(len(x) for x, _ in self.batches)
+
+    monkeypatch.setattr(stages, "Evaluator", Watched)
+    settings = {**TINY, "compare": [], "loading": {"eval_batch_size": 24}}
+    bcnet.slim(classifier(), EXAMPLE, loader(labels()), loader(labels(), 5), recipe=settings, progress=False)
+    assert sizes == [24, 24]
