@@ -147,7 +147,7 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
 
 
 def _output(network: nn.Module, x: Tensor) -> Any:
-    """``network(x)``, in halves where memory ends: in evaluation mode the parts of a batch do not know of each other."""
+    """``network(x)``, in halves where memory ends: in evaluation mode parts of a batch do not know of each other."""
     try:
         return network(x)
     except RuntimeError as error:
