@@ -14,7 +14,7 @@ FORMAT_VERSION = 1
 class SearchConfig:
     """What to search with. ``SearchConfig()`` is what we recommend; :meth:`paper` is the paper's NSGA-II.
 
-    ``evaluations`` bounds how many different widths are scored: 50 generations of 40. The four settings
+    ``evaluations`` bounds how many different widths are scored: 50 generations of 40. The five settings
     after ``seed`` are what evolution adds to NSGA-II; ``docs/results/search.md`` has the effect of each.
     """
 
@@ -24,10 +24,12 @@ class SearchConfig:
     seed: int = 0
     feasible_only: bool = True
     """Offspring that break a budget are shrunk until they hold it, so none is scored in vain."""
-    pool: int = 10
+    pool: int = 4
     """Offspring made for each one scored: a surrogate picks the most promising. 1: no surrogate."""
-    neighbours: int = 20
-    """How many of the best widths send all their one-step neighbours into that pool."""
+    climbers: int = 10
+    """How many of the best widths, and of the front, climb on the surrogate into that pool."""
+    explore: float = 1.0
+    """How far the surrogate's doubt is explored: 1 draws it from its posterior, 0 trusts its likeliest guess."""
     front_share: float = 0.25
     """The share of each generation picked for the Pareto front rather than for the best score."""
     effective: float = 3.0
@@ -36,19 +38,20 @@ class SearchConfig:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("evaluations", 1), ("population", 2), ("pool", 1), ("neighbours", 0), ("workers", 1)):
+        for name, least in (("evaluations", 1), ("population", 2), ("pool", 1), ("climbers", 0), ("workers", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise BcnetError(f"{name} is {value!r:.40}, but it must be a whole number of at least {least}")
-        if not 0 <= self.front_share <= 1:
-            raise BcnetError(f"front_share is {self.front_share}, but it must lie in 0..1")
+        for name in ("explore", "front_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BcnetError(f"{name} is {getattr(self, name)}, but it must lie in 0..1")
         if not self.effective >= 1:
             raise BcnetError(f"effective is {self.effective}, but a variable has at least 1 effective candidate")
 
     @classmethod
     def paper(cls, **settings: Any) -> SearchConfig:
         """NSGA-II as the paper runs it: no repair, no surrogate."""
-        return cls(**{"feasible_only": False, "pool": 1, "neighbours": 0, **settings})
+        return cls(**{"feasible_only": False, "pool": 1, "climbers": 0, **settings})
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide which widths are asked for; how many and where they are scored does not."""

@@ -25,6 +25,7 @@ from pymoo.operators.selection.tournament import TournamentSelection
 from pymoo.problems.static import StaticProblem
 
 from bcnet.search.budget import Limits
+from bcnet.search.climb import climb
 from bcnet.search.config import SearchConfig
 from bcnet.search.strategy import Strategy
 from bcnet.search.surrogate import Surrogate
@@ -72,49 +73,48 @@ class Unseen(DuplicateElimination):
 class ScreenedMating(Mating):
     """Makes a pool of offspring, and keeps those of which a surrogate expects most.
 
-    The pool holds ``config.pool`` times the offspring asked for, the one-step neighbours of the best
-    widths so far, and random widths. Most are kept for their expected score; a share of
-    ``config.front_share`` for the Pareto front of expected error and cost.
+    The pool holds ``config.pool`` times the offspring asked for, random widths, and what is met when the
+    best widths so far, and as many of the Pareto front, climb on the surrogate. Most are kept for their
+    expected score; a share of ``config.front_share`` for the front of expected error and cost.
     """
 
     def __init__(self, limits: Limits, config: SearchConfig, rng: np.random.Generator, **kwargs: Any):
         super().__init__(**kwargs)
         self._limits, self._config, self._rng = limits, config, rng
-        self._counts = np.array([len(v.candidates) for v in limits.space.variables])
-        self._surrogate = Surrogate(self._counts)
-        self._index: Indices = np.empty((0, len(self._counts)), dtype=np.int64)
-        self._scores: NDArray[np.float64] = np.empty(0)
+        counts = np.array([len(v.candidates) for v in limits.space.variables])
+        self._surrogate = Surrogate(counts)
+        self._best: Indices = np.empty((0, len(counts)), dtype=np.int64)
+        self._best_scores: NDArray[np.float64] = np.empty(0)
 
     def learn(self, index: Indices, scores: NDArray[np.float64]) -> None:
         """Take the scores (n,) of candidate indices (n, L) to heart; NaN says nothing."""
         known = np.isfinite(scores)
         self._surrogate.add(index[known], scores[known])
-        best = self._limits.feasible(self._limits.space.decode(index)) & known
-        scores_so_far = np.append(self._scores, scores[best])
-        kept = np.argsort(-scores_so_far, kind="stable")[: self._config.neighbours]
-        self._index, self._scores = np.vstack([self._index, index[best]])[kept], scores_so_far[kept]
+        good = known & self._limits.feasible(self._limits.space.decode(index))
+        merged = np.append(self._best_scores, scores[good])
+        kept = np.argsort(-merged, kind="stable")[: self._config.climbers]
+        self._best, self._best_scores = np.vstack([self._best, index[good]])[kept], merged[kept]
 
     def do(self, problem: Problem, pop: Population, n_offsprings: int, **kwargs: Any) -> Population:
+        self._surrogate.fit(self._rng, self._config.explore)
         mated = super().do(problem, pop, self._config.pool * n_offsprings, **kwargs)
-        parts = [np.array([one.X for one in mated], dtype=np.int64).reshape(-1, len(self._counts))]
-        parts += [self._neighbours(), self._strangers(n_offsprings)]
-        pool = np.vstack(parts)
+        strangers = self._limits.space.encode(self._limits.sample(self._rng, n_offsprings, tries=2)[0])
+        offspring = np.array([one.X for one in mated], dtype=np.int64).reshape(-1, strangers.shape[1])
+        pool = np.vstack([offspring, strangers, self._climbed(pop)])
         pool = pool[self.eliminate_duplicates.new(pool)]
         return Population.new("X", pool[self._pick(problem, pop, pool, n_offsprings)])
 
-    def _neighbours(self) -> Indices:
-        """All widths one step of one variable away from the best, within the budgets: (n, L)."""
-        steps = np.vstack([np.eye(len(self._counts)), -np.eye(len(self._counts))]).astype(np.int64)
-        near = (self._index[:, None] + steps).reshape(-1, len(self._counts))
-        near = near[((near >= 0) & (near < self._counts)).all(axis=1)]
-        return near[self._limits.feasible(self._limits.space.decode(near))]
-
-    def _strangers(self, n: int) -> Indices:
-        return self._limits.space.encode(self._limits.sample(self._rng, n, tries=2)[0])
+    def _climbed(self, pop: Population) -> Indices:
+        """Climbs from the best, within the budgets, and from the front, at no more than each one's cost."""
+        front = pop[(pop.get("rank") == 0) & pop.get("FEAS")[:, 0]].get("X").astype(np.int64)
+        some = self._rng.permutation(len(front))[: self._config.climbers]
+        starts = np.vstack([self._best, front[some].reshape(-1, self._best.shape[1])])
+        caps = self._limits.excess(self._limits.space.decode(starts))[:, 0]
+        caps[: len(self._best)] = 0.0
+        return climb(self._surrogate, self._limits, starts, caps, self._rng)
 
     def _pick(self, problem: Problem, pop: Population, pool: Indices, n: int) -> Indices:
         """The rows of the pool (m, L) to score: at most n."""
-        self._surrogate.fit()
         expected = self._surrogate.predict(pool)
         for_front = round(self._config.front_share * n)
         order = np.argsort(-expected, kind="stable")

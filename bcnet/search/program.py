@@ -65,7 +65,7 @@ class PriorProgram:
         self._mixed = np.stack([_symmetric(cost.Q) / limit for cost, limit in budgets])
         if (self.excess(_vertex(np.zeros(len(space), dtype=np.int64), shape)) > 0).any():
             raise BcnetError("not even the smallest network holds the budgets, so no prior can be found")
-        self.coupled: NDArray[np.bool_] = self._mixed.any(axis=0)
+        self.coupled: NDArray[np.bool_] = np.any(self._mixed != 0, axis=0)
         self._edges = [(int(i), int(j)) for i, j in np.argwhere(np.triu(self.coupled, 1))]
         self._elimination = Elimination(self.counts, self._edges)
 

@@ -98,7 +98,8 @@ def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
         if len(ledger) >= config.evaluations or idle == IDLE_ROUNDS:
             break
     strategy.close()
-    if config.strategy in ("greedy", "uniform") and ended or len(ledger) >= config.evaluations:
+    natural = ended and config.strategy in ("greedy", "uniform")
+    if natural or len(ledger) >= config.evaluations:
         return []
     return [f"the search ended after {len(ledger)} of {config.evaluations} evaluations: it found no other widths"]
 

@@ -83,11 +83,7 @@ class TrialStore:
 
     def add(self, trials: Iterable[Trial]) -> None:
         """Store trials, all or none; they are on disk when this returns."""
-        rows = [
-            (t.number, json.dumps(t.widths), t.score, json.dumps(t.costs))
-            + (t.feasible, t.generation, t.seconds, t.failure, time.time())
-            for t in trials
-        ]
+        rows = [_row(trial) for trial in trials]
         with self._clear_errors("write"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -145,6 +141,11 @@ class TrialStore:
                 f"cannot {verb} the trials in {self.path} ({reason}): "
                 f"the trials stored so far are kept; mend that and run the same search again"
             ) from None
+
+
+def _row(t: Trial) -> tuple[Any, ...]:
+    widths, costs = json.dumps(t.widths), json.dumps(t.costs)
+    return t.number, widths, t.score, costs, t.feasible, t.generation, t.seconds, t.failure, time.time()
 
 
 def _flat(trial: Trial, names: list[str] | None) -> dict[str, Any]:
