@@ -2,7 +2,7 @@
 
 Every resumed run must end with the widths and accuracies of the uninterrupted one, bit for bit.
 
-    python benchmarks/kill.py --kills 20 --out docs/results/kill.json
+    python benchmarks/kill.py --kills 20 --at-once 2 --out docs/results/kill.json
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,22 @@ def killed(folder: Path, after: float) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.json"))
 
 
+def trial(folder: Path, after: float, expected: dict[str, Any]) -> dict[str, Any]:
+    """Kill a run, resume it, and say whether it ended as expected."""
+    done = killed(folder, after)
+    if (folder / "run.json").exists():
+        finish(["--resume", str(folder)])
+    else:  # killed before there was anything to resume: begin anew, as a person would
+        finish(["--out", str(folder)])
+    same = outcome(folder) == expected
+    shutil.rmtree(folder, ignore_errors=True)
+    return {"killed_after_s": round(after, 1), "done": done, "same": same}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side; each uses one core")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("docs/results/kill.json"))
     options = parser.parse_args()
@@ -63,33 +77,26 @@ def main() -> None:
     seconds = finish(["--out", str(place / "straight")])
     expected = outcome(place / "straight")
     rng = random.Random(options.seed)
-    rows: list[dict[str, Any]] = []
-    for number in range(options.kills):
-        folder = place / f"{number:02d}"
-        after = rng.uniform(0, seconds)
-        done = killed(folder, after)
-        if (folder / "run.json").exists():
-            finish(["--resume", str(folder)])
-        else:  # killed before there was anything to resume: start anew, as a person would
-            shutil.rmtree(folder, ignore_errors=True)
-            finish(["--out", str(folder)])
-        same = outcome(folder) == expected
-        rows.append({"killed_after_s": round(after, 1), "done": done, "same": same})
-        print(f"{number + 1:2d}  killed after {after:6.1f} s with {', '.join(done) or 'nothing'} done: same = {same}")
-        report = {
-            "command": "python benchmarks/kill.py",
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "torch": torch.__version__,
-            "uninterrupted_s": round(seconds, 1),
-            "outcome": expected,
-            "kills": rows,
-            "all_same": all(row["same"] for row in rows),
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
+    moments = [rng.uniform(0, seconds) for _ in range(options.kills)]
+    report: dict[str, Any] = {
+        "command": "python benchmarks/kill.py",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "uninterrupted_s": round(seconds, 1),
+        "outcome": expected,
+        "kills": [],
+    }
+    with ThreadPoolExecutor(options.at_once) as pool:
+        trials = [pool.submit(trial, place / f"{n:02d}", after, expected) for n, after in enumerate(moments)]
+        for number, ended in enumerate(as_completed(trials), 1):
+            row = ended.result()
+            report["kills"].append(row)
+            report["all_same"] = all(row["same"] for row in report["kills"])
+            print(f"{number:2d}  killed after {row['killed_after_s']:6.1f} s: same = {row['same']}", flush=True)
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(report, indent=1) + "\n")
     shutil.rmtree(place, ignore_errors=True)
-    sys.exit(0 if all(row["same"] for row in rows) else 1)
+    sys.exit(0 if report["all_same"] else 1)
 
 
 if __name__ == "__main__":
