@@ -39,6 +39,7 @@ EXPECTED = {
     "PaddedShortcut": [("stem.0", 8, 1), ("wide.0", 6, 1)],
     "Res2Net": [("stem.0", 4, 1), ("parts.1.0", 4, 1), ("out.0", 12, 1)],
     "UnequalSplit": [("stem.0", 8, 1), ("stem.0#2", 4, 1), ("large.0", 8, 1), ("small.0", 4, 1)],
+    "Remembered": [("stem.0", 3, 1), ("stem.0#2", 9, 1), ("partial.0", 3, 1)],
     "UnequalChunks": [
         ("stem.0", 5, 1),
         ("stem.0#2", 5, 1),

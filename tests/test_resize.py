@@ -164,6 +164,8 @@ def test_layers_know_their_sizes() -> None:
     assert (norm.num_features, network.head.in_features) == (6, 6)
     network = traced("UnequalSplit")[1].build([5, 3, 2, 1])
     assert network.sizes == (5, 3)
+    network = traced("Remembered")[1].build([2, 5, 3])
+    assert (network.shape, network.touched, network.untouched) == ((7, 1, 1), 2, 5)
     network = traced("LayerScale")[1].build([7, 9])
     assert network.norm.normalized_shape == (7,)
     assert network.gamma.shape == (7,)

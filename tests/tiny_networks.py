@@ -288,6 +288,21 @@ class UnequalSplit(Tiny):
         return torch.cat([self.large(large), self.small(small)], 1)
 
 
+class Remembered(Tiny):
+    """Sizes kept as attributes: a shape to view a parameter in, and the two parts of a split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape, self.touched, self.untouched = (12, 1, 1), 3, 9
+        self.scale = nn.Parameter(torch.rand(12))
+        self.partial = conv(3, 3, 3)
+
+    def body(self, x: Tensor) -> Tensor:
+        x = x * self.scale.view(self.shape)
+        touched, untouched = torch.split(x, [self.touched, self.untouched], dim=1)
+        return torch.cat([self.partial(touched), untouched], 1)
+
+
 class UnequalChunks(Tiny):
     """Chunks of 5, 5 and 4 channels."""
 
@@ -347,7 +362,7 @@ NETWORKS = {
     for c in (
         Residual, SqueezeExcite, ChannelAttention, Dense, Shuffle, WideGroups, NarrowGroups, Depthwise, LayerScale,
         SharedWeights, Transposed, PixelShuffle, GroupNormed, GroupDeviation, Flattened, Gated, Standardized,
-        PaddedShortcut, Res2Net, UnequalSplit, UnequalChunks, BlurPool, Attention, Auxiliary,
+        PaddedShortcut, Res2Net, UnequalSplit, Remembered, UnequalChunks, BlurPool, Attention, Auxiliary,
     )
 }  # fmt: skip
 

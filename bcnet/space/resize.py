@@ -123,36 +123,43 @@ def find_attributes(template: nn.Module, holes: Sequence[Slot]) -> tuple[Attribu
     """Attributes that explain the graph's size constants: equal to one, or a small multiple of it, in the
     nearest module around the layer that used it."""
     found: dict[tuple[str, str], Attribute] = {}
-    for layer, full, sizes in _constants(holes):
-        path: str | None = layer
-        while path is not None:
-            matching = _matching(template.get_submodule(path), path, full, sizes)
-            for attribute in matching:
-                found.setdefault((attribute.path, attribute.name), attribute)
-            path = None if matching or not path else path.rpartition(".")[0]
+    for factors in ((1,), (2, 3, 4)):
+        for layer, full, sizes in _constants(holes):
+            path: str | None = layer
+            while path is not None:
+                matching = _matching(template.get_submodule(path), path, full, sizes, factors)
+                for attribute in matching:
+                    found.setdefault((attribute.path, attribute.name), attribute)
+                path = None if matching or not path else path.rpartition(".")[0]
     return tuple(found.values())
 
 
 def _constants(holes: Sequence[Slot]) -> list[tuple[str, list[int], list[Size]]]:
-    """``(layer, constants, sizes)`` of each size constant; the sizes of a split are kept together."""
-    found: dict[tuple[str, str, int | None], tuple[str, list[int], list[Size]]] = {}
+    """``(layer, constants, sizes)`` of each list of sizes in the graph, and of each single size."""
+    lists: dict[tuple[str, str], list[Slot]] = {}
+    found = []
     for slot in holes:
-        key = (slot.node.name, slot.name, None if slot.name == "split_sizes" else slot.item)
-        _, values, sizes = found.setdefault(key, (slot.layer, [], []))
-        values.append(slot.full)
-        sizes.append(slot.size)
-    return list(found.values())
+        found.append((slot.layer, [slot.full], [slot.size]))
+        if slot.item is not None:
+            lists.setdefault((slot.node.name, slot.name), []).append(slot)
+    for slots in lists.values():
+        whole = slots[0].argument
+        if all(isinstance(n, int) for n in whole):
+            sizes = {slot.item: slot.size for slot in slots}
+            found.append((slots[0].layer, whole, [sizes.get(i, Size(n)) for i, n in enumerate(whole)]))
+    return found
 
 
-def _matching(module: nn.Module, path: str, full: list[int], sizes: list[Size]) -> list[Attribute]:
+def _matching(
+    module: nn.Module, path: str, full: list[int], sizes: list[Size], factors: tuple[int, ...]
+) -> list[Attribute]:
+    """Attributes of a module that are one of ``factors`` times the constants ``full``."""
     found = []
     for name, value in vars(module).items():
-        if isinstance(value, (list, tuple)) and list(value) == full:
+        if type(value) in (list, tuple) and list(value) == full and factors == (1,):
             found.append(Attribute(path, name, 1, tuple(sizes), True))
-        elif isinstance(value, int) and not isinstance(value, bool) and len(full) == 1 and full[0] > 1:
-            factor, rest = divmod(value, full[0])
-            if not rest and 1 <= factor <= 4:
-                found.append(Attribute(path, name, factor, tuple(sizes), False))
+        elif type(value) is int and len(full) == 1 and full[0] > 1 and value in [f * full[0] for f in factors]:
+            found.append(Attribute(path, name, value // full[0], tuple(sizes), False))
     return found
 
 
@@ -172,4 +179,3 @@ def draw(network: nn.Module, source: nn.Module, axes: Axes, units: Sequence[int]
                 reset()
             except Exception as error:
                 warnings.warn(f"{path} cannot draw weights itself ({error}), so it keeps the original's", stacklevel=3)
-

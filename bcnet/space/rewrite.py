@@ -38,6 +38,11 @@ class Slot:
     def layer(self) -> str:
         return layer_of(self.node)
 
+    @property
+    def argument(self) -> Any:
+        """The whole argument as it is in the captured graph."""
+        return bind(self.node.target, self.node.args, self.node.kwargs)[self.name]
+
 
 def slots(capture: Capture, coupling: Coupling) -> tuple[Slot, ...]:
     """All constants of the graph that vary with the widths."""
