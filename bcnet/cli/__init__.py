@@ -17,6 +17,7 @@ from bcnet.cli.fairness import show_fairness
 from bcnet.cli.inspect import list_models, show_cost, show_model
 from bcnet.cli.recipe import recipe_app
 from bcnet.cli.run import add_run_commands
+from bcnet.cli.search import show_front
 
 app = typer.Typer(
     cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100}
@@ -42,6 +43,7 @@ def _root(
 
 
 add_run_commands(app)
+app.command("front")(show_front)
 app.command("export")(export_network)
 app.add_typer(recipe_app, name="recipe")
 app.command("models")(list_models)

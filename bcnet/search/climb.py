@@ -34,7 +34,7 @@ def climb(
         flat = moved.reshape(-1, len(counts))
         excess = limits.excess(limits.space.decode(flat))
         excess[:, 0] -= np.repeat(caps, MOVES)
-        guesses = _guesses(surrogate, flat, (excess <= 0).all(axis=1)).reshape(-1, MOVES)
+        guesses = _guesses(surrogate, flat, np.all(excess <= 0, axis=1)).reshape(-1, MOVES)
         order = np.argpartition(-guesses, KEPT, axis=1)[:, :KEPT]
         met.append(moved[rows[:, None], order][np.isfinite(guesses[rows[:, None], order])])
         best = guesses.argmax(axis=1)

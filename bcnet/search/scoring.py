@@ -8,6 +8,8 @@ returns something that is no finite number, fails for those widths alone.
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -77,7 +79,10 @@ class OverRay:
         self._ray, self._workers = ray, workers
         self._started = not ray.is_initialized()
         if self._started:
-            ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, configure_logging=False)
+            # What this program can import, so that workers can unpickle the scorer.
+            environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
+            quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+            ray.init(num_cpus=workers, runtime_env=environment, **quiet)
         self._chunked = hasattr(scorer, "score_many")
         self._scorer = ray.put(scorer)
         self._score = ray.remote(_score_rows)
@@ -92,7 +97,7 @@ class OverRay:
             try:
                 outcomes = self._ray.get(done)
             except self._ray.exceptions.RayError as error:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
                 outcomes = [Outcome(row, None, reason, 0.0) for row in range(len(rows))]
             yield from (outcome._replace(row=int(rows[outcome.row])) for outcome in outcomes)
 

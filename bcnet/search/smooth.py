@@ -34,7 +34,7 @@ def smooth(program: PriorProgram, solution: Solution, effective: float) -> Smoot
 
     Where the budgets leave less room than that, as many as they do.
     """
-    softmax = _Softmax(program, solution.multipliers)
+    softmax = _Softmax(program, solution)
     scale = float(np.ptp(program.errors[program.valid])) or 1.0
     low, high = np.log(1e-4 * scale), np.log(1e2 * scale)
     best = softmax.within_budgets(np.exp(low))
@@ -54,8 +54,9 @@ class _Softmax:
     budgets' multipliers keep the proportions they have in the program, and are scaled together.
     """
 
-    def __init__(self, program: PriorProgram, multipliers: Floats):
-        self._program = program
+    def __init__(self, program: PriorProgram, solution: Solution):
+        self._program, self._start = program, solution.distributions
+        multipliers = solution.multipliers
         self._colours = _colours(program.coupled)
         # A trace of every multiplier, so that a price high enough brings down every cost.
         self._direction = multipliers + 1e-3 * max(float(multipliers.sum()), 1e-9)
@@ -63,27 +64,25 @@ class _Softmax:
 
     def within_budgets(self, tau: float) -> Smooth:
         """The distributions of the lowest price at which the expected costs hold the budgets."""
-        free = self._at(tau, 0.0, None)
+        free = self._at(tau, 0.0)
         if (self._program.excess(free) <= 0).all():
             return _smooth(free, tau)
         low = 0.0
         high = 1e4 * (tau + float(np.ptp(self._program.errors[self._program.valid]))) * len(free)
-        held = self._at(tau, high, free)
+        held = self._at(tau, high)
         # By ratio, since prices span many orders; the first step leaves zero.
         for _ in range(BISECTIONS):
             middle = np.sqrt(max(low, 1e-9 * high) * high)
-            found = self._at(tau, middle, held)
+            found = self._at(tau, middle)
             if (self._program.excess(found) <= 0).all():
                 high, held = middle, found
             else:
                 low = middle
         return _smooth(held, tau)
 
-    def _at(self, tau: float, price: float, start: Floats | None) -> Floats:
-        """The distributions (L, K) at one price, from ``start`` or from uniform ones."""
-        program = self._program
-        uniform = program.valid / program.counts[:, None]
-        p = (uniform if start is None else start).copy()
+    def _at(self, tau: float, price: float) -> Floats:
+        """The distributions (L, K) at one price, descending from those of the program."""
+        program, p = self._program, self._start.copy()
         for _ in range(SWEEPS):
             before = p.copy()
             for rows in self._colours:
