@@ -69,6 +69,7 @@ class Recipe(BaseModel):
     method: str = "bcv2"
     strategy: Strategy | None = None
     backward: Literal["path", "step"] = "path"
+    engine: Literal["auto", "plain", "fused"] = "auto"
     supernet: Optimisation = Optimisation(epochs=60)
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)

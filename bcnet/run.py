@@ -59,7 +59,8 @@ class Run(RunFolder):
 
     def __init__(self, folder: str | Path, device: str | None = None):
         super().__init__(folder)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        begun_on = self.read("run").get("device") if device is None and self.done("run") else None
+        self.device = choose_device(device or begun_on)
         self.listener = Listener()
         self.task_given: Task | None = None
 
@@ -148,6 +149,17 @@ class Run(RunFolder):
         _ = space.own_class
         torch.manual_seed(self.recipe.seed)
         return space
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device called ``name``; where none is named, a GPU if there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise BcnetError(f"unknown device {name!r:.40}: say cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BcnetError(f"torch finds no device {name} on this machine: say cpu, or mend the driver")
+    return device
 
 
 def make_space(source: Source, recipe: Recipe) -> tuple[NetworkSpace, Widths]:

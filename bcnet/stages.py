@@ -78,7 +78,15 @@ def train(run: Run) -> None:
     """Train the supernet."""
     r, start = run.recipe, time.monotonic()
     net = run.fresh_supernet()
-    config = SupernetTraining(r.paths.strategy, r.supernet, r.seed, r.backward, r.checkpoint_minutes, r.channels_last)
+    config = SupernetTraining(
+        strategy=r.paths.strategy,
+        optimisation=r.supernet,
+        seed=r.seed,
+        backward=r.backward,
+        checkpoint_minutes=r.checkpoint_minutes,
+        channels_last=r.channels_last,
+        engine=r.engine,
+    )
     folder = run.path(CHECKPOINTS, "train")
     trained = train_supernet(net, run.data.train, config, run.task_given, folder, _told(run, "train"))
     tensors = {f"net.{k}": t for k, t in net.state_dict().items()}
@@ -223,7 +231,13 @@ def retrain_all(run: Run) -> None:
 def _retraining(run: Run, name: str) -> Retraining:
     r = run.recipe
     taught = None if name == "full" else r.distillation
-    return Retraining(r.retrain, taught, r.seed, r.checkpoint_minutes, r.channels_last)
+    return Retraining(
+        optimisation=r.retrain,
+        distillation=taught,
+        seed=r.seed,
+        checkpoint_minutes=r.checkpoint_minutes,
+        channels_last=r.channels_last,
+    )
 
 
 def _retrain_one(run: Run, name: str, widths: list[int]) -> None:

@@ -23,6 +23,7 @@ from bcnet.run import Run
 from bcnet.search import TrialStore
 from bcnet.supernet.evaluate import Evaluator
 from bcnet.supernet.losslog import LossLog
+from bcnet.supernet.supernet import Supernet
 
 ROOT = Path(__file__).parents[1]
 
@@ -272,14 +273,14 @@ def test_an_impossible_budget_is_refused_before_training(tmp_path: Path) -> None
 def test_memory_that_ends_while_scoring_halves_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tinyrun.work(tinyrun.create(tmp_path), until="train")
     whole = next(iter(run.data.val.batches(0)))[0]
-    measure = Evaluator._measure
+    forward = Supernet.run
 
-    def little_memory(self: Evaluator, *arguments: Any) -> Any:
-        if len(self.batches[0][0]) > len(whole) // 2:
+    def little_memory(self: Supernet, plan: Any, x: Any, *more: Any) -> Any:
+        if len(x) > len(whole) // 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return measure(self, *arguments)
+        return forward(self, plan, x, *more)
 
-    monkeypatch.setattr(Evaluator, "_measure", little_memory)
+    monkeypatch.setattr(Supernet, "run", little_memory)
     notes = tinyrun.Notes()
     tinyrun.work(run, until="search", listener=notes)
     assert notes.notes == ["a scoring batch does not fit into the memory of cpu: it is halved"]

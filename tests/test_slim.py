@@ -172,8 +172,8 @@ def test_small_batches_of_a_loader_are_scored_together(monkeypatch: pytest.Monke
 
     class Watched(stages.Evaluator):
         def __init__(self, net: Any, batches: Any, *more: Any):
+            sizes.extend(len(x) for x, _ in batches)
             super().__init__(net, batches, *more)
-            sizes.extend(len(x) for x, _ in self.batches)
 
     monkeypatch.setattr(stages, "Evaluator", Watched)
     settings = {**TINY, "compare": [], "loading": {"eval_batch_size": 24}}
