@@ -21,7 +21,7 @@ class Lines(Listener):
 
     def __init__(self) -> None:
         self._stop = False
-        self._told = self._begun = time.monotonic()
+        self._told = time.monotonic()
         self._rate: tuple[str, float, int] = ("", 0.0, 0)
 
     def stage(self, name: str, about: str) -> None:
