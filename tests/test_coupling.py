@@ -33,6 +33,7 @@ EXPECTED = {
     "PixelShuffle": [("stem.0", 12, 1), ("up", 5, 1), ("out", 6, 1)],
     "GroupNormed": [("stem.0", 12, 2), ("wide", 20, 2), ("out", 12, 1)],
     "GroupDeviation": [("stem.0", 12, 3), ("wide", 12, 2), ("out", 12, 1)],
+    "MergedBatch": [("stem.0", 12, 1)],
     "Flattened": [("features.0", 8, 1), ("features.2", 10, 1), ("classifier.1", 16, 1)],
     "Gated": [("stem.0", 12, 1), ("wide", 8, 1), ("wider", 10, 1), ("out", 12, 1)],
     "Standardized": [("stem.0", 12, 1), ("second", 12, 1), ("second#2", 10, 1)],

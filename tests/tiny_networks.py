@@ -200,6 +200,15 @@ class GroupDeviation(Tiny):
         return self.out(x / self.deviation(x, self.many))
 
 
+class MergedBatch(Tiny):
+    """Channels merged with the batch: every map is scaled by its own mean."""
+
+    def body(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        maps = x.reshape(n * c, -1)
+        return (maps / (1 + maps.mean(1, keepdim=True).abs())).reshape(n, c, h, w)
+
+
 class Flattened(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -361,8 +370,8 @@ NETWORKS = {
     c.__name__: c
     for c in (
         Residual, SqueezeExcite, ChannelAttention, Dense, Shuffle, WideGroups, NarrowGroups, Depthwise, LayerScale,
-        SharedWeights, Transposed, PixelShuffle, GroupNormed, GroupDeviation, Flattened, Gated, Standardized,
-        PaddedShortcut, Res2Net, UnequalSplit, Remembered, UnequalChunks, BlurPool, Attention, Auxiliary,
+        SharedWeights, Transposed, PixelShuffle, GroupNormed, GroupDeviation, MergedBatch, Flattened, Gated,
+        Standardized, PaddedShortcut, Res2Net, UnequalSplit, Remembered, UnequalChunks, BlurPool, Attention, Auxiliary,
     )
 }  # fmt: skip
 

@@ -50,7 +50,7 @@ def slots(capture: Capture, coupling: Coupling) -> tuple[Slot, ...]:
     for node in capture.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             for name, item, full, size in _sizes_of(node, coupling):
-                if size.terms or size == INFERRED:
+                if size.terms or full < 0:
                     found.append(Slot(node, name, item, full, size))
     return tuple(found)
 
@@ -62,11 +62,13 @@ def _sizes_of(node: fx.Node, coupling: Coupling) -> Iterator[tuple[str, int | No
     args = bind(target, node.args, node.kwargs)
     rows = coupling.sizes[node.name]
     if kind in _SHAPED:
-        for i, n in enumerate(args[_SHAPED[kind]]):
-            if isinstance(n, int) and n > 0:
-                yield _SHAPED[kind], i, n, rows[0][i]
-            elif isinstance(n, fx.Node) and rows[0][i].terms:  # channels merged with the batch
+        wanted = args[_SHAPED[kind]]
+        merged = [i for i, n in enumerate(wanted) if isinstance(n, fx.Node) and rows[0][i].terms]
+        for i, n in enumerate(wanted):
+            if i in merged:  # channels merged with the batch
                 yield _SHAPED[kind], i, -1, INFERRED
+            elif isinstance(n, int) and (n > 0 or merged):
+                yield _SHAPED[kind], i, n, rows[0][i]
     elif kind == "aten::unflatten":
         dim = args["dim"] % len(coupling.sizes[args["self"].name][0])
         for i, n in enumerate(args["sizes"]):
