@@ -28,7 +28,9 @@ TOLERANCE = 1e-3
 CHECKED = 8  # inputs that an exported network is held against its original with
 
 
-def export_run(run: Run, to: str = "torch", out: str | Path | None = None, tolerance: float = TOLERANCE) -> dict[str, Any]:
+def export_run(
+    run: Run, to: str = "torch", out: str | Path | None = None, tolerance: float = TOLERANCE
+) -> dict[str, Any]:
     """Export the network that ``run`` found, into ``out`` or RUN/export.
 
     Returns what was written: ``path``, ``files``, the largest ``difference`` from PyTorch (None for ``torch``, whose

@@ -59,7 +59,7 @@ class Description:
 
 
 def save(folder: str | Path, network: nn.Module, description: Description) -> Path:
-    """Write ``network`` to ``folder``: first its weights, then ``widths.json``, so that one left behind half is seen."""
+    """Write ``network`` to ``folder``: first its weights, then ``widths.json``, which tells whether they are whole."""
     folder = Path(folder)
     tensors = {name: _own(tensor) for name, tensor in network.state_dict().items()}
     weights = write_tensors(tensors)

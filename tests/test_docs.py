@@ -1,8 +1,9 @@
 """Every command and every snippet of README.md and docs/ is run, page by page, each page in a folder of its own.
 
 ``bash`` blocks are run line by line (commands of bcnet in this process), ``python`` blocks of a page share their names,
-``sh`` blocks have the targets of the Makefile, which must exist, and ``console`` blocks must print what they show, where a line of ``...`` stands for any lines. What would take long is
-made small: runs get few epochs and evaluations (``SMALL``). A comment before a block says what else differs:
+``sh`` blocks name targets of the Makefile, which must exist, and ``console`` blocks must print what they show, where a
+line of ``...`` stands for any lines. What would take long is made small: runs get few epochs and evaluations
+(``SMALL``). A comment before a block says what else differs:
 
     <!-- test: parse, why -->     commands are only parsed
     <!-- test: skip, why -->      nothing is run
@@ -44,7 +45,9 @@ SMALL: dict[str, Any] = {
     "retrain": {"epochs": 1, "warmup": 0},
     "search": {"evaluations": 8, "population": 4},
 }
-FENCE = re.compile(r"(?:<!-- test: (?P<marker>[^>]*?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"(?:<!-- test: (?P<marker>[^>]*?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
 KINDS = ("bash", "python", "console", "text", "yaml", "sh")
 
 
@@ -75,7 +78,10 @@ def place(tmp_path, monkeypatch):
     traced = Source.space
     monkeypatch.setattr(Source, "space", lambda s, **o: (traced if s.spec == PYTHON else space_of)(s, **o))
     monkeypatch.delitem(sys.modules, "net", raising=False)
-    return tmp_path
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # these networks are too small for more
+    yield tmp_path
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if has_code(page)])
@@ -111,7 +117,9 @@ def _names() -> dict[str, Any]:
 
 
 def _small_slim(*arguments: Any, recipe: dict[str, Any] | None = None, **options: Any) -> Any:
-    return bcnet.api.slim(*arguments, recipe={**(recipe or {}), **SMALL}, progress=False, **options)
+    given = recipe or {}
+    small = {group: {**given.get(group, {}), **keys} for group, keys in SMALL.items()}
+    return bcnet.api.slim(*arguments, recipe={**given, **small}, progress=False, **options)
 
 
 def _write_photos(folder: Path) -> None:

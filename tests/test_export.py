@@ -142,6 +142,4 @@ def test_unfinished_run(run, tmp_path):
     Run.create(tmp_path / "new", recipe, facts(["bcnet"], recipe, "cpu"))
     result = CliRunner().invoke(app, ["export", str(tmp_path / "new")])
     assert result.exit_code == 2
-    assert result.stderr == (
-        f"error: {tmp_path}/new has no found.json yet: `bcnet run --resume {tmp_path}/new`\n"
-    )
+    assert result.stderr == (f"error: {tmp_path}/new has no found.json yet: `bcnet run --resume {tmp_path}/new`\n")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
+import tinyrun
 from report_example import example
 
 import bcnet.report.page
@@ -56,7 +58,7 @@ def test_latency_that_did_not_fall_is_said():
     assert words.latency(replace(data, networks=slow)).endswith(
         "FLOPs fell but time did not: on this device such small networks are bound by other things."
     )
-    assert "62% (40.2 ms to 24.9 ms for one input)" in words.latency(data)
+    assert words.latency(data).endswith("latency to 62%, from 40.2 ms to 24.9 ms for one input.")
 
 
 def test_scores_that_are_no_shares_stay_as_they_are():
@@ -98,9 +100,8 @@ def test_large_searches_are_thinned():
 def test_latency_budget_is_drawn_in_seconds():
     data = example()
     trials = tuple(replace(t, costs={"latency": 20_000_000 + t.number}) for t in data.trials)
-    data = replace(
-        data, trials=trials, chosen=replace(data.chosen, costs={"latency": 2e7}), budgets=(Budget("latency", 3e7, "latency=30ms"),)
-    )
+    chosen, budgets = replace(data.chosen, costs={"latency": 2e7}), (Budget("latency", 3e7, "latency=30ms"),)
+    data = replace(data, trials=trials, chosen=chosen, budgets=budgets)
     figure = charts.front(data)
     assert figure["layout"]["shapes"][0]["x0"] == pytest.approx(0.03)
     assert figure["layout"]["xaxis"]["ticksuffix"] == "s"
@@ -141,6 +142,35 @@ def test_missing_plotly(monkeypatch):
     with pytest.raises(BcnetError) as error:
         render(example())
     assert str(error.value) == 'the report draws with plotly, which is not installed: pip install "bcnet[report]"'
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return tinyrun.work(tinyrun.create(tmp_path_factory.mktemp("report")))
+
+
+def test_data_of_a_run(finished):
+    data = ReportData.from_run(finished.folder)
+    assert data.model.endswith("tiny.py:tiny")
+    assert data.metric == "accuracy"
+    assert data.found.widths == tuple(finished.read("search")["best"]["widths"])
+    assert data.full_widths == (8, 8)
+    assert len(data.trials) == finished.read("search")["evaluations"]
+    assert len(data.supernet_curve.losses) == 2
+    assert [curve.name for curve in data.retrain_curves] == ["full", "uniform", "found"]
+    assert data.repeat == f"bcnet run --recipe {finished.folder}/recipe.yaml"
+    path = write_report(finished)
+    assert path == finished.path("report.html")
+    assert data.recipe.strip().splitlines()[0] in path.read_text("utf-8")
+
+
+def test_damaged_result(finished, tmp_path):
+    shutil.copytree(finished.folder, tmp_path / "run")
+    path = tmp_path / "run" / "search.json"
+    path.write_text(json.dumps({"version": 1}))
+    with pytest.raises(BcnetError) as error:
+        write_report(tmp_path / "run")
+    assert str(error.value) == f"a result in {tmp_path}/run is damaged or of another version: KeyError('best')"
 
 
 def test_folder_of_no_run(tmp_path):

@@ -35,7 +35,8 @@ def own(tmp_path_factory):
     """A saved network of a class of one's own: (folder, network, description)."""
     space = trace(Own(), torch.randn(1, 3, 8, 8), groups=4)
     network = space.build([6]).eval()
-    found = Description({space.names[0]: 6}, ((3, 8, 8),), classes=4, normalisation={"mean": (1.0,) * 3, "std": (2.0,) * 3})
+    scale = {"mean": (1.0,) * 3, "std": (2.0,) * 3}
+    found = Description({space.names[0]: 6}, ((3, 8, 8),), classes=4, normalisation=scale)
     return save(tmp_path_factory.mktemp("own"), network, found), network, found
 
 
@@ -101,7 +102,7 @@ def test_python_file_named_by_a_description_is_not_run(copied):
 
 
 def test_another_network_is_refused(own):
-    with pytest.raises(BcnetError, match=r"is of another network: its width variables are first, those of the given one"):
+    with pytest.raises(BcnetError, match="is of another network: its width variables are first, those of the given"):
         load(own[0], model=lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)))
 
 
@@ -133,8 +134,8 @@ def test_truncated_weights(copied):
     with pytest.raises(BcnetError) as error:
         load(copied, model=Own)
     assert str(error.value) == (
-        f"{path} was damaged or exchanged after it was saved (it has {len(whole) - 10} bytes rather than {len(whole)}): "
-        "export the network again"
+        f"{path} was damaged or exchanged after it was saved "
+        f"(it has {len(whole) - 10} bytes rather than {len(whole)}): export the network again"
     )
 
 
@@ -157,7 +158,7 @@ def test_truncated_description(copied):
 
 def test_edited_width(copied):
     edit(copied, widths={"first": 5})
-    with pytest.raises(BcnetError, match=r"do not belong together: 'first.weight' is \(6, 3, 3, 3\) in weights.safetensors"):
+    with pytest.raises(BcnetError, match=r"do not belong together: 'first.weight' is \(6, 3, 3, 3\) in"):
         load(copied, model=Own)
 
 

@@ -32,7 +32,8 @@ def export_network(
     show.print(f"wrote {', '.join(result['files'])} to {result['path']}", soft_wrap=True)
     if result["difference"] is not None:
         batch = "batches of any size" if result["any_batch"] else "batches of the size it was exported with only"
-        show.print(f"largest difference from PyTorch on real inputs: {result['difference']:.2g}; takes {batch}", soft_wrap=True)
+        difference = f"largest difference from PyTorch on real inputs: {result['difference']:.2g}"
+        show.print(f"{difference}; takes {batch}", soft_wrap=True)
     original, slim = result["latency_ms"]["original"], result["latency_ms"]["slim"]
     show.print(
         f"latency ({result['timed_by']}): original {original:.3g} ms, slim {slim:.3g} ms, "

@@ -130,7 +130,7 @@ def front(data: ReportData) -> Figure:
         xaxis={"title": {"text": words.COSTS.get(name, name)}, "tickformat": "~s", "ticksuffix": unit},
         yaxis={"title": {"text": f"{data.metric} in the supernet{_in_percent(data)}"}},
         shapes=[_line({"x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}, "--mute")],
-        annotations=[_label(escape(data.first_budget.text), x=limit, y=0, yref="paper", xanchor="left", yanchor="bottom", xshift=5)],
+        annotations=[_label(escape(data.first_budget.text), x=limit, y=0, yref="paper", xanchor="left", xshift=5)],
     )
 
 
@@ -157,7 +157,7 @@ def progress(data: ReportData) -> Figure:
     if uniform is not None:
         y = _score(data, uniform)
         shapes = [_line({"x0": 0, "x1": 1, "xref": "paper", "y0": y, "y1": y}, "--uniform")]
-        labels = [_label("uniform", x=1, xref="paper", y=y, xanchor="right", yanchor="bottom", colour="--uniform")]
+        labels = [_label("uniform", x=1, xref="paper", y=y, xanchor="right", colour="--uniform")]
     return _figure(
         traces,
         xaxis={"title": {"text": "widths scored"}, "rangemode": "tozero", "showgrid": False},
@@ -197,11 +197,12 @@ def fairness(data: ReportData) -> Figure:
     chosen = get_principle(data.principle)
     traces = []
     for number, variable in enumerate(data.variables):
-        traces.append(_steps(chosen, variable, "--found", 3) | {"visible": number == widest(data), "fill": "tozeroy", "fillcolor": "--wash"})
+        shown = {"visible": number == widest(data)}
+        traces.append(_steps(chosen, variable, "--found", 3) | shown | {"fill": "tozeroy", "fillcolor": "--wash"})
         if chosen is not UA:
-            dashed = _steps(UA, variable, "--uniform", 2)
-            traces.append(dashed | {"visible": number == widest(data)})
-            dashed["line"]["dash"] = "dot"
+            dotted = _steps(UA, variable, "--uniform", 2)
+            dotted["line"]["dash"] = "dot"
+            traces.append(dotted | shown)
     return _figure(
         traces,
         xaxis={"title": {"text": "channel of the supernet"}, "showgrid": False},
@@ -298,7 +299,8 @@ def _line(ends: Figure, colour: str) -> Figure:
 
 
 def _label(text: str, *, colour: str = "--soft", **place: Any) -> Figure:
-    return {"text": text, "showarrow": False, "font": {"color": colour, "size": 12}, **place}
+    font = {"color": colour, "size": 12}
+    return {"text": text, "showarrow": False, "yanchor": "bottom", "font": font, **place}
 
 
 def _thinned(trials: Sequence[Trial]) -> Sequence[Trial]:
@@ -326,7 +328,5 @@ def _unit(name: str) -> tuple[str, float]:
 
 
 def _short(name: str, most: int = 24) -> str:
-    text = name if len(name) <= most else f"…{name[1 - most:]}"
+    text = name if len(name) <= most else f"…{name[1 - most :]}"
     return escape(text)
-
-

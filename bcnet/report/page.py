@@ -91,12 +91,13 @@ def _key_figures(data: ReportData) -> str:
             of = f"{words.share(found.costs[name], full.costs[name])} of {words.cost(name, full.costs[name])}"
             cells.append((words.COSTS.get(name, name), words.cost(name, found.costs[name]), of))
     if found.latency_ms is not None:
-        of = f"{words.share(found.latency_ms, full.latency_ms)} of {words.milliseconds(full.latency_ms)}" if (
-            full.latency_ms
-        ) else "measured, one input"
+        of = "one input"
+        if full.latency_ms:
+            of = f"{words.share(found.latency_ms, full.latency_ms)} of {words.milliseconds(full.latency_ms)}"
         cells.append(("measured latency", words.milliseconds(found.latency_ms), of))
     return "\n".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd>{escape(note)}</dd></div>" for name, value, note in cells
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd><dd>{escape(note)}</dd></div>"
+        for name, value, note in cells
     )
 
 
@@ -153,7 +154,7 @@ def _retained(data: ReportData) -> str:
         return f"Every width variable keeps {words.share(least[0], 1)} of its channels."
     return (
         f"{most[1].name} keeps most ({words.share(most[0], 1)}), {least[1].name} least ({words.share(least[0], 1)}). "
-        "Layers that are added, concatenated or otherwise tied share one width and one bar; hover over it for their names."
+        "Layers that are added, concatenated or otherwise tied share one width and one bar; hover for their names."
     )
 
 
@@ -170,8 +171,8 @@ def _widths(data: ReportData) -> str:
 def _front(data: ReportData) -> str:
     inside = sum(trial.feasible for trial in data.trials)
     return (
-        f"{len(data.trials):,} widths were scored with the supernet's shared weights, {inside:,} of them within the budget. "
-        f"These scores rank widths; the {data.metric} that counts is the one after training from scratch, above."
+        f"{len(data.trials):,} widths were scored with the supernet's shared weights, {inside:,} of them within the "
+        f"budget. These scores rank widths; the {data.metric} that counts is that after training from scratch, above."
     )
 
 
@@ -183,7 +184,8 @@ def _progress(data: ReportData) -> str:
     if uniform is None:
         return f"{gain}."
     difference = data.chosen.score - uniform
-    return f"{gain}: {words.gap(data, difference)} {'above' if difference >= 0 else 'below'} uniform scaling in the supernet."
+    where = "above" if difference >= 0 else "below"
+    return f"{gain}: {words.gap(data, difference)} {where} uniform scaling in the supernet."
 
 
 def _fairness(principle: Principle, variable: WidthVariable) -> str:

@@ -89,8 +89,9 @@ def latency(data: ReportData) -> str:
     if found > 0.95 * full:
         cause = " FLOPs fell but time did not: on this device such small networks are bound by other things."
     return (
-        f"FLOPs fell to {share(data.found.costs['flops'], data.full.costs['flops'])} of the full network's, the measured "
-        f"latency to {share(found, full)} ({milliseconds(full)} to {milliseconds(found)} for one input).{cause}"
+        f"FLOPs fell to {share(data.found.costs['flops'], data.full.costs['flops'])} of the full network's, the "
+        f"measured latency to {share(found, full)}, from {milliseconds(full)} to {milliseconds(found)} for one "
+        f"input.{cause}"
     )
 
 
