@@ -58,7 +58,8 @@ class BuildConfig:
         found = asdict(self)
         for name in ("workers", "engine", "device"):
             del found[name]
-        return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+        identity: dict[str, Any] = json.loads(json.dumps(found))
+        return identity
 
 
 Job = tuple[int, int]
@@ -149,7 +150,7 @@ def _over_ray(config: BuildConfig, todo: list[Job]) -> Iterator[tuple[Job, dict[
         import ray
     except ImportError:
         raise BcnetError('spreading over machines needs ray: pip install "bcnet[ray]"') from None
-    ray.init(ignore_reinit_error=True, logging_level="error")
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
     share = {"num_gpus": 1 / config.workers} if config.device.startswith("cuda") else {"num_cpus": 1}
     remote = ray.remote(max_retries=LIVES, **share)(train_one)
     waiting = {remote.remote(config, job): job for job in todo}

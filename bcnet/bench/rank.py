@@ -26,11 +26,12 @@ from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.supernet.exhaustive import AllScores, Options, score_all
+from bcnet.supernet.exhaustive import AllScores, score_all
 from bcnet.supernet.principle import get_principle
 from bcnet.supernet.strategy import METHODS, Method
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.train import Progress, SupernetTraining, train_supernet
+from bcnet.supernet.walk import Options
 
 NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
 PREDICTORS = ("flops", "params")

@@ -89,7 +89,8 @@ def train_tas(
     widths = Widths([v.candidates for v in net.space.variables])
     architect = torch.optim.Adam(widths.parameters(), lr=1e-3, betas=(0.5, 0.999))
     gradients, optimizer = PathGradients(net), make_optimizer(net, recipe)
-    net.to(memory_format=torch.channels_last).train()
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net.train()
     held_out = cycle(list(data.val.batches(0, device=device)))
     per_epoch = len(data.train)
     for step in range(recipe.epochs * per_epoch):
