@@ -32,7 +32,7 @@ class SearchConfig:
     """How far the surrogate's doubt is explored: 1 draws it from its posterior, 0 trusts its likeliest guess."""
     front_share: float = 0.25
     """The share of each generation picked for the Pareto front rather than for the best score."""
-    effective: float = 3.0
+    effective: float = 2.0
     """Prior population: the effective number of candidates per variable to sample from."""
     engine: str = "here"
     workers: int = 1

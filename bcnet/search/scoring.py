@@ -81,8 +81,13 @@ class OverRay:
         if self._started:
             # What this program can import, so that workers can unpickle the scorer.
             environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
-            quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
-            ray.init(num_cpus=workers, runtime_env=environment, **quiet)
+            ray.init(
+                num_cpus=workers,
+                runtime_env=environment,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
         self._chunked = hasattr(scorer, "score_many")
         self._scorer = ray.put(scorer)
         self._score = ray.remote(_score_rows)
