@@ -98,7 +98,7 @@ def reshape(call: Call) -> Value:
         before, moved = varying(layer), settle(layer.reshape(call.shape))
         after = varying(moved)
         if len(before) == 1 and len(after) > 1:
-            longest = max(after, key=lambda a: (call.shape[a], a))
+            longest = max(after, key=lambda a: (call.shape[a], -a))  # among equals the groups, as in group norm
             for axis in set(after) - {longest}:
                 call.links.link(moved, moved.narrow(axis, 0, 1), f"{call.where} factors it")
                 moved = moved.narrow(axis, 0, 1).expand(call.shape)
