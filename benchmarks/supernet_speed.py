@@ -49,6 +49,12 @@ def attempt(name: str, call: Callable[[], Any]) -> Any:
         return {"error": f"{type(error).__name__}: {str(error)[:400]}"}
 
 
+def keep(out: Path | None, results: dict[str, Any]) -> None:
+    """Write what is known so far."""
+    if out:
+        out.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def say(text: str) -> None:
     print(f"[{time.perf_counter() - START:6.1f}s] {text}", flush=True)
 
@@ -120,7 +126,7 @@ class Variant:
         self.count += 1
         losses = self.engine.step(x, y, self.paths[self.count % len(self.paths)])
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=not self.keep)
+        self.engine.zero() if self.keep else self.optimizer.zero_grad()
         return losses
 
 
@@ -249,23 +255,27 @@ def micro_cuda() -> dict[str, Any]:
     value, grad = Rows.whole(y), Rows.whole(d)
     ones, zeros = torch.ones(sides * channels, device="cuda"), torch.zeros(sides * channels, device="cuda")
     norm = Affine(ones, zeros, *(torch.zeros(sides, 2, channels, device="cuda") for _ in range(2)), 1e-5, 1)
-    window = Window(256, 16, 16, 3, 1, (1, 1))
-    weight = torch.randn(sides * 9 * channels, device="cuda", dtype=torch.bfloat16)
+    window, half = (Window(256, 16, 16, 3, stride, (1, 1)) for stride in (1, 2))
+    quarter = Rows.whole(d[:, : rows // 4].contiguous())
+    weight = torch.randn(sides * 9 * channels, device="cuda")
     found = torch.zeros(sides, 9, channels, device="cuda")
-    calls: dict[str, tuple[str, int, Callable[[], Any]]] = {
+    calls: dict[str, tuple[str, float, Callable[[], Any]]] = {
         "statistics": ("reduce", 1, lambda: kernels.statistics(value, norm)),
         "norm sums": ("reduce", 2, lambda: kernels.norm_sums([grad], value, norm, None, False)),
         "normalise": ("apply", 2, lambda: kernels.normalise(value, norm, None)),
         "norm gradient": ("apply", 3, lambda: kernels.norm_gradient([grad], value, norm)),
-        "depthwise": ("depthwise", 2, lambda: kernels.depthwise_forward(value, weight, window, norm, norm)),
+        "depthwise": ("rows", 2, lambda: kernels.depthwise_forward(value, weight, window, norm, norm)),
         "depthwise back": (
-            "depthwise_back", 3, lambda: kernels.depthwise_backward(grad, value, weight, window, norm, found),
+            "rows_back", 3, lambda: kernels.depthwise_backward(grad, value, weight, window, norm, found),
+        ),
+        "depthwise back, halved": (
+            "half_back", 2.25, lambda: kernels.depthwise_backward(quarter, value, weight, half, norm, found),
         ),
     }  # fmt: skip
     standard = kernels.tuning
     for name, (which, moved, call) in calls.items():
         for block in BLOCKS[which]:
-            for programs in (4, 8, 16) if which != "apply" else (8,):
+            for programs in (8,) if which == "apply" else (4, 8, 16):
                 kernels.tuning = replace(standard, **{which: block, "programs": 132 * programs})
                 ms = attempt(name, lambda call=call: float(do_bench(call, warmup=3, rep=12, return_mode="median")))
                 if not isinstance(ms, dict):
@@ -279,14 +289,15 @@ def micro_cuda() -> dict[str, Any]:
 BLOCKS = {
     "reduce": [(32, 64, 4), (64, 64, 4), (16, 128, 4), (32, 128, 4), (64, 32, 4), (32, 64, 8), (16, 64, 4)],
     "apply": [(64, 64, 4), (32, 64, 4), (16, 128, 4), (32, 128, 4), (128, 64, 4)],
-    "depthwise": [(32, 64, 4), (16, 64, 4), (64, 32, 4), (32, 32, 4), (16, 128, 4), (64, 64, 8)],
-    "depthwise_back": [(16, 64, 4), (16, 32, 4), (32, 64, 8), (8, 64, 4), (8, 128, 4), (16, 64, 8), (32, 32, 4), (16, 32, 2)],
+    "rows": [(16, 32, 2), (16, 64, 4), (16, 32, 4), (32, 32, 4), (8, 32, 2)],
+    "rows_back": [(16, 32, 4), (16, 32, 2), (16, 64, 8), (8, 32, 2), (8, 64, 4), (16, 16, 2)],
+    "half_back": [(16, 32, 4), (16, 64, 4), (16, 32, 2), (8, 64, 4), (16, 64, 8)],
 }  # fmt: skip
 """Blocks that are tried: rows, channels, warps."""
 
 
-def on_cuda(args: argparse.Namespace) -> dict[str, Any]:
-    results: dict[str, Any] = {"device": torch.cuda.get_device_name()}
+def on_cuda(args: argparse.Namespace, results: dict[str, Any]) -> None:
+    results["device"] = torch.cuda.get_device_name()
     for name in args.networks:
         results[f"check {name}"] = attempt(f"check {name}", lambda name=name: check_cuda(name, 64))
         say(f"check {name}: {json.dumps(results[f'check {name}'])}")
@@ -294,11 +305,10 @@ def on_cuda(args: argparse.Namespace) -> dict[str, Any]:
         steps = max(8, 4096 // batch)
         for name in args.networks:
             key = f"{name} {batch}"
-            results[key] = attempt(
-                key, lambda name=name, batch=batch, steps=steps: time_cuda(name, batch, args.engines, args.rounds, steps)
-            )
+            plan = (name, batch, args.engines, args.rounds, steps)
+            results[key] = attempt(key, lambda plan=plan: time_cuda(*plan))
+            keep(args.out, results)
     results["micro"] = attempt("micro", micro_cuda) if args.micro else {}
-    return results
 
 
 def show_cuda(results: dict[str, Any], networks: list[str]) -> None:
@@ -386,11 +396,11 @@ def memory_cpu(name: str, batch: int) -> dict[str, float]:
     return {"joint_mib": joint / 2**20, "alternating_mib": alternating / 2**20, "ratio": alternating / joint}
 
 
-def on_cpu(args: argparse.Namespace) -> dict[str, Any]:
+def on_cpu(args: argparse.Namespace, results: dict[str, Any]) -> None:
     from bcnet.supernet.allocator import tune_allocator
 
     torch.set_num_threads(2)
-    results: dict[str, Any] = {"device": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"}
+    results["device"] = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
     names = ["mobilenet", "mobilenetv2"]
     for tuned in (False, True):
         if tuned:
@@ -402,7 +412,6 @@ def on_cpu(args: argparse.Namespace) -> dict[str, Any]:
     for name in names:
         results[f"memory {name}"] = attempt(name, lambda name=name: memory_cpu(name, args.batch))
         say(f"memory {name}: {results[f'memory {name}']}")
-    return results
 
 
 def main() -> None:
@@ -423,9 +432,8 @@ def main() -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"torch {torch.__version__}",
     }
-    results |= on_cuda(args) if args.device == "cuda" else on_cpu(args)
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    (on_cuda if args.device == "cuda" else on_cpu)(args, results)
+    keep(args.out, results)
     if args.device == "cuda":
         show_cuda(results, args.networks)
 

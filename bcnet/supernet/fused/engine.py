@@ -119,7 +119,9 @@ class FusedEngine:
         self.net, self.dtype, self.together = net, dtype, together
         self.kernels = _triton_kernels() if kernels is None else kernels
         self.program: Program = compile_program(net.space)
-        self._names = [*self.program.weights, *self.program.affines]
+        self._half = [name for name in self.program.weights if name not in self.program.depthwise]
+        self._full = [*self.program.depthwise, *self.program.affines]
+        self._names = [*self._half, *self._full]
         parameters = dict(net.named_parameters())
         self._used = [parameters[name] for name in self._names]
         self._addresses = np.empty(0, dtype=np.int64)
@@ -148,10 +150,8 @@ class FusedEngine:
         found = []
         for i, (group, room) in enumerate(zip(members, rooms, strict=True)):
             half, full = packed.of(i)
-            given = dict(zip(self.program.weights, half, strict=True)), dict(
-                zip(self.program.affines, full, strict=True)
-            )
-            tape = Tape(self.program, self.kernels, *given, sizes[i], len(group), room)
+            given = dict(zip(self._names, (*half, *full), strict=True))
+            tape = Tape(self.program, self.kernels, given, sizes[i], len(group), room)
             logits = tape.forward(image)
             tape.backward(logits, y, Goal(group, [shares[j] for j in group], smoothing), losses)
             found.append([tape.found[name] for name in self._names])
@@ -163,7 +163,7 @@ class FusedEngine:
         waiting: dict[tuple[int, ...], list[int]] = {}
         found = []
         for i, (widths, _) in enumerate(paths):
-            key = tuple(int(w) for w in widths)  # type: ignore[union-attr]
+            key = tuple(np.asarray(widths).tolist())
             if self.together and key in waiting:
                 waiting.pop(key).append(i)
             else:
@@ -198,7 +198,7 @@ class FusedEngine:
     def _bind(self) -> None:
         axes = self.net.space.coupling.axes
         self._tensors = [p.detach() for p in self._used]
-        full = len(self.program.weights)
+        full = len(self._half)
         parameters = [
             Parameter(tensor, axes.get(name), i >= full, name in self.program.depthwise)
             for i, (name, tensor) in enumerate(zip(self._names, self._tensors, strict=True))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from bcnet.supernet.fused import cuda_kernels as code
+from bcnet.supernet.fused import cuda_depthwise, cuda_depthwise3, cuda_norm, cuda_tables
 from bcnet.supernet.fused.launch import Kernel
 from bcnet.supernet.fused.pack import Packed, Places
 from bcnet.supernet.fused.upload import Uploads
@@ -19,23 +20,29 @@ from bcnet.supernet.fused.values import Affine, Found, Goal, Rows, Window
 
 @dataclass(frozen=True)
 class Tuning:
-    """Rows, most channels and warps of blocks: of reductions, of elementwise passes and of depthwise convolutions
-    back and forth; and how many programs a reduction is cut into."""
+    """Rows, most channels and warps of blocks: of reductions, of elementwise passes, of depthwise convolutions
+    forwards and backwards, of those that go by rows and that halve; and how many programs a reduction is cut into."""
 
     reduce: tuple[int, int, int] = (32, 64, 4)
-    apply: tuple[int, int, int] = (64, 64, 4)
-    depthwise: tuple[int, int, int] = (32, 64, 4)
+    apply: tuple[int, int, int] = (16, 128, 4)
+    depthwise: tuple[int, int, int] = (16, 64, 4)
     depthwise_back: tuple[int, int, int] = (16, 64, 4)
+    rows: tuple[int, int, int] = (16, 32, 2)
+    rows_back: tuple[int, int, int] = (16, 32, 4)
+    half_back: tuple[int, int, int] = (16, 32, 4)
     programs: int = 132 * 8
 
 
 tuning = Tuning()
 
-_statistics, _normalise = Kernel(code.statistics), Kernel(code.normalise)
-_norm_sums, _norm_gradient = Kernel(code.norm_sums), Kernel(code.norm_gradient)
-_depthwise, _depthwise_back = Kernel(code.depthwise), Kernel(code.depthwise_back)
-_depthwise_weight, _entropy = Kernel(code.depthwise_weight), Kernel(code.entropy)
-_pack, _unpack = Kernel(code.pack), Kernel(code.unpack)
+_statistics, _normalise = Kernel(cuda_norm.statistics), Kernel(cuda_norm.normalise)
+_norm_sums, _norm_gradient = Kernel(cuda_norm.norm_sums), Kernel(cuda_norm.norm_gradient)
+_depthwise, _depthwise_back = Kernel(cuda_depthwise.depthwise), Kernel(cuda_depthwise.depthwise_back)
+_depthwise_rows = Kernel(cuda_depthwise3.depthwise_rows)
+_depthwise_rows_back = Kernel(cuda_depthwise3.depthwise_rows_back)
+_depthwise_half_back = Kernel(cuda_depthwise3.depthwise_half_back)
+_depthwise_weight, _entropy = Kernel(cuda_depthwise.depthwise_weight), Kernel(cuda_tables.entropy)
+_pack, _unpack = Kernel(cuda_tables.pack), Kernel(cuda_tables.unpack)
 _uploads: dict[torch.device, Uploads] = {}
 
 
@@ -47,7 +54,7 @@ def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) ->
     _pack(grid, (_upload(table, packed.half.device), packed.half, packed.full), (1024,))
 
 
-def unpack(groups: Sequence[Places], found: Sequence[Sequence[Sequence[Found]]], grads: Sequence[Tensor]) -> None:
+def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Sequence[Tensor]) -> None:
     packing = groups[0].packing
     table = np.concatenate([g.unpack_table(one) for g, one in zip(groups, found, strict=True)], 1)
     wholes = np.empty((len(grads), 7), dtype=np.int64)
@@ -55,8 +62,8 @@ def unpack(groups: Sequence[Places], found: Sequence[Sequence[Sequence[Found]]],
     wholes[:, 2], wholes[:, 3], wholes[:, 4:] = packing.kernel, packing.whole[1], packing.stride.T
     wholes[:, 1] = packing.whole[0] * packing.kernel * packing.whole[1]
     sent = _upload(np.concatenate([wholes.ravel(), table.ravel()]), grads[0].device)
-    half = tl.bfloat16 if found[0][0][0].tensor.dtype == torch.bfloat16 else tl.float32
-    _unpack((64, len(grads), 1), (sent, sent[wholes.size :], table.shape[1]), (half, 1024))
+    half = tl.bfloat16 if found[0][0].tensor.dtype == torch.bfloat16 else tl.float32
+    _unpack((128, len(grads), 1), (sent, sent[wholes.size :], table.shape[1]), (half, 512))
 
 
 def _upload(table: np.ndarray, device: torch.device) -> Tensor:
@@ -126,6 +133,8 @@ def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
 
 
 def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | None, next_norm: Affine | None) -> Rows:
+    if _by_rows(window):
+        return _depthwise_forward_by_rows(x, weight, window, norm, next_norm)
     high, wide = window.out
     count = window.n * high * wide
     y = x.base.new_empty((x.sides, count, x.channels))
@@ -149,6 +158,9 @@ def depthwise_backward(
     dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor
 ) -> Rows:
     dx = x.base.new_empty((x.sides, x.rows, x.channels))
+    if _by_rows(window) or _halves(window):
+        _depthwise_backward_3x3(dy, x, weight, window, norm, found, dx)
+        return Rows.whole(dx)
     high, wide = window.out
     rows, most, warps = tuning.depthwise_back
     a, block, columns = _channels(x.channels, most)
@@ -162,18 +174,63 @@ def depthwise_backward(
     d = dy.dense()
     _depthwise_back(
         (chunks, columns, x.sides),
-        (d, x.base, weight, dx, gamma, beta, sums, found if norm is None else norm.found, found, *sizes),
-        (norm is not None, act, window.kernel == 3, window.stride, window.kernel, *blocks),
+        (d, x.base, weight, dx, gamma, beta, sums, found if norm is None else norm.found, *sizes),
+        (norm is not None, act, window.stride, window.kernel, *blocks),
         warps,
     )
-    if window.kernel != 3:
-        _depthwise_weight(
-            (chunks, columns, x.sides * window.kernel**2),
-            (d, x.base, gamma, beta, sums, found, *sizes),
-            (norm is not None, act, window.stride, window.kernel, *blocks),
-            warps,
-        )
+    _depthwise_weight(
+        (chunks, columns, x.sides * window.kernel**2),
+        (d, x.base, gamma, beta, sums, found, *sizes),
+        (norm is not None, act, window.stride, window.kernel, *blocks),
+        warps,
+    )
     return Rows.whole(dx)
+
+
+def _by_rows(window: Window) -> bool:
+    return window.kernel == 3 and window.stride == 1 and window.padding == (1, 1)
+
+
+def _halves(window: Window) -> bool:
+    even = window.h % 2 == 0 and window.w % 2 == 0
+    return window.kernel == 3 and window.stride == 2 and window.padding == (1, 1) and even
+
+
+def _depthwise_forward_by_rows(
+    x: Rows, weight: Tensor, window: Window, norm: Affine | None, next_norm: Affine | None
+) -> Rows:
+    y = x.base.new_empty((x.sides, x.rows, x.channels))
+    rows, most, warps = tuning.rows
+    a, block, columns = _channels(x.channels, most)
+    gamma, beta, sums = _affine(norm, weight)
+    eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
+    _depthwise_rows(
+        (-(-window.n * window.w // rows), columns, x.sides),
+        (x.base, weight, y, gamma, beta, sums, weight if next_norm is None else next_norm.sums,
+         x.side // a, x.row // a, window.n, x.channels // a, window.h, window.w, eps),
+        (norm is not None, act, next_norm is not None, a, _wide(x), rows, block),
+        warps,
+    )  # fmt: skip
+    return Rows.whole(y)
+
+
+def _depthwise_backward_3x3(
+    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, dx: Tensor
+) -> None:
+    halves = _halves(window)
+    rows, most, warps = tuning.half_back if halves else tuning.rows_back
+    a, block, columns = _channels(x.channels, most)
+    gamma, beta, sums = _affine(norm, weight)
+    eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
+    kernel, work = (_depthwise_half_back, dy.rows) if halves else (_depthwise_rows_back, window.n * window.w)
+    others = columns * x.sides if halves else -(-columns * x.sides // 2)  # twice the programs are faster by rows
+    kernel(
+        (_chunks(work, rows, others)[1], columns, x.sides),
+        (dy.dense(), x.base, weight, dx, gamma, beta, sums, found if norm is None else norm.found, found,
+         x.side // a, x.row // a, window.n, x.channels // a, window.h, window.w, eps),
+        (norm is not None, act, a, _wide(x), rows, block),
+        warps,
+    )  # fmt: skip
 
 
 def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:
@@ -194,6 +251,7 @@ def _affine(norm: Affine | None, stand_in: Tensor) -> tuple[Tensor, Tensor, Tens
     return (stand_in, stand_in, stand_in) if norm is None else (norm.gamma, norm.beta, norm.sums)
 
 
+@cache
 def _channels(channels: int, most: int) -> tuple[int, int, int]:
     """The power of two that loads may be wide, channels of a block, and blocks."""
     block = min(most, _power(channels))

@@ -37,13 +37,12 @@ class Packing:
     """Where the slices of a list of parameters begin and end, for all of them at once."""
 
     def __init__(self, parameters: Sequence[Parameter], total: Sequence[int]):
-        total = np.array([*total, 1])
         dims = np.array([_dims(p) for p in parameters], dtype=np.int64)
         self.variable, self.repeat = dims[:, :, 0].T, dims[:, :, 1].T
         self.kernel = np.array([_kernel(p) for p in parameters], dtype=np.int64)
         self.stride = np.array([_strides(p) for p in parameters], dtype=np.int64).T
         self.full = np.array([p.full for p in parameters])
-        self.whole = self.repeat * total[self.variable]
+        self.whole = self.repeat * np.array([*total, 1])[self.variable]
 
     def places(self, units: Sequence[int], sides: Sequence[str]) -> Places:
         """The slices of ``sides`` at ``units``."""
@@ -85,18 +84,17 @@ class Places:
         table[:, :, 8] = of.full
         return table.reshape(-1, 9)
 
-    def unpack_table(self, found: Sequence[Sequence[Found]]) -> Ints:
-        """Columns (p, S, 8) that the unpack kernel reads: where ``found`` of each parameter and side belongs."""
+    def unpack_table(self, found: Sequence[Found]) -> Ints:
+        """Columns (p, S, 8) that the unpack kernel reads: where what was ``found`` for each parameter belongs."""
         table = np.empty((len(found), self.sides, 8), dtype=np.int64)
-        flat = [
-            (f.tensor.data_ptr() + f.offset * f.tensor.element_size(), f.parts, f.tensor.element_size() == 4)
-            for each in found
-            for f in each
-        ]
-        table[:, :, [0, 5, 7]] = np.array(flat, dtype=np.int64).reshape(len(found), self.sides, 3)
+        size = [f.tensor.element_size() for f in found]
+        where = np.array([(f.tensor.data_ptr(), f.first, f.step, f.parts) for f in found], dtype=np.int64)
+        apart = where[:, 1, None] + where[:, 2, None] * np.arange(self.sides)
+        table[:, :, 0] = where[:, 0, None] + apart * np.array(size)[:, None]
         table[:, :, 1], table[:, :, 2] = self.outers.T, self.outer[:, None]
         table[:, :, 3], table[:, :, 4] = self.inners.T, self.inner[:, None]
-        table[:, :, 6] = self.count[:, None]
+        table[:, :, 5], table[:, :, 6] = where[:, 3, None], self.count[:, None]
+        table[:, :, 7] = np.array(size)[:, None] == 4
         return table
 
     def view(self, tensor: Tensor, number: int, side: int) -> Tensor:
@@ -119,7 +117,8 @@ class Packed:
         self.offsets: Ints = offsets
         self.half = torch.empty(int(ends[0][-1]), dtype=dtype, device=device)
         self.full = torch.empty(int(ends[1][-1]), dtype=torch.float32, device=device)
-        self._parts = self.half.split(rooms[:, ~full].ravel().tolist()), self.full.split(rooms[:, full].ravel().tolist())
+        halves, fulls = (rooms[:, chosen].ravel().tolist() for chosen in (~full, full))
+        self._parts = self.half.split(halves), self.full.split(fulls)
         self._count = int((~full).sum()), int(full.sum())
 
     def of(self, group: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

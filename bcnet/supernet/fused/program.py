@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from bcnet.space.axis import Axis
+from bcnet.space.coupling import bind
 from bcnet.space.network import NetworkSpace
-from bcnet.space.rewrite import bind
 
 ACTIVATIONS = {"relu": 1, "relu_": 1, "relu6": 2, "relu6_": 2, "hardswish": 3, "hardswish_": 3, "silu": 4, "silu_": 4}
 """The number by which kernels know an activation; 0 is none."""
@@ -81,7 +81,7 @@ Layer = Conv | Norm | Pool | Linear
 class Program:
     """``layers`` in order; values are numbers, ``source`` is the network's input and ``result`` its output.
 
-    ``weights`` (bf16 in a path) and ``affines`` (float32) name the parameters in the order of their use.
+    ``weights`` and ``affines`` name the parameters in the order of their use.
     """
 
     layers: tuple[Layer, ...]
@@ -93,9 +93,9 @@ class Program:
         return tuple(dict.fromkeys(w.weight for w in self.layers if isinstance(w, (Conv, Linear))))
 
     @cached_property
-    def depthwise(self) -> frozenset[str]:
-        """Weights of depthwise convolutions."""
-        return frozenset(c.weight for c in self.layers if isinstance(c, Conv) and c.depthwise)
+    def depthwise(self) -> dict[str, Conv]:
+        """Depthwise convolutions by their weights."""
+        return {c.weight: c for c in self.layers if isinstance(c, Conv) and c.depthwise}
 
     @cached_property
     def folded(self) -> dict[int, Norm]:

@@ -6,7 +6,7 @@ and a 1x1 convolution one batched matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bcnet.supernet.fused.pack import ALIGN
 from bcnet.supernet.fused.program import Conv, Linear, Norm, Pool, Program
-from bcnet.supernet.fused.values import Affine, Found, Goal, Rows, Window
+from bcnet.supernet.fused.values import Affine, Found, Goal, Rows, Window, distance
 
 SPLITS = 264
 """Tiles of 128x128 that a weight gradient's matrix product is split into, at least: two per multiprocessor."""
@@ -26,7 +26,7 @@ Space = tuple[int, int, int]
 class Tape:
     """Runs ``program`` on packed parameters of S sides.
 
-    ``weights`` and ``affines`` are flat tensors by parameter name, ``sizes`` the channels (O, I) of the weights and
+    ``weights`` are flat tensors by parameter name, ``sizes`` their channels (O, I), and
     ``room`` the zeros that :meth:`room` asked for. After :meth:`backward`, ``found`` has every gradient by side.
     """
 
@@ -35,18 +35,19 @@ class Tape:
         program: Program,
         kernels: ModuleType,
         weights: dict[str, Tensor],
-        affines: dict[str, Tensor],
         sizes: dict[str, tuple[int, int]],
         sides: int,
         room: Sequence[Tensor],
     ):
         self.program, self.kernels, self.sides = program, kernels, sides
-        self.weights, self.affines, self.sizes = weights, affines, sizes
+        self.weights, self.sizes = weights, sizes
         self.values: dict[int, Rows] = {}
         self.grads: dict[int, list[Rows]] = {}
         self.spaces: dict[int, Space] = {}
-        self.found: dict[str, list[Found]] = {}
+        self.found: dict[str, Found] = {}
         self.sums: dict[str, Tensor] = {}
+        self.shaped: dict[Any, Tensor] = {}
+        self.images: dict[int, list[Tensor]] = {}
         self.norms: dict[int, Affine] = {}
         self._take(iter(room))
 
@@ -64,19 +65,15 @@ class Tape:
                 counts.append(sides * sizes[layer.weight][0] * sizes[layer.weight][1])
         return [-(-count // ALIGN) * ALIGN for count in counts]
 
-    def _take(self, room: Any) -> None:
+    def _take(self, room: Iterator[Tensor]) -> None:
         """Divide the zeros up."""
         for layer in self.program.layers:
             if isinstance(layer, Norm):
-                shape = (self.sides, 2, self.sizes[layer.weight][0])
-                sums, found = _shaped(next(room), shape), _shaped(next(room), shape)
-                gamma, beta = self.affines[layer.weight], self.affines[layer.bias]
-                self.norms[layer.x] = Affine(gamma, beta, sums, found, layer.eps, layer.act)
-                self.norms[layer.out] = self.norms[layer.x]
-            elif isinstance(layer, Linear):
-                self.sums[layer.weight] = _shaped(next(room), (self.sides, self.sizes[layer.weight][0]))
-            elif isinstance(layer, Conv) and layer.depthwise:
-                self.sums[layer.weight] = _shaped(next(room), (self.sides, *self.sizes[layer.weight]))
+                gamma, beta = self.weights[layer.weight], self.weights[layer.bias]
+                norm = Affine(gamma, beta, next(room), next(room), layer.eps, layer.act)
+                self.norms[layer.x] = self.norms[layer.out] = norm
+            elif isinstance(layer, Linear) or (isinstance(layer, Conv) and layer.depthwise):
+                self.sums[layer.weight] = next(room)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last."""
@@ -95,7 +92,7 @@ class Tape:
         """Gradients of all weights, from labels y (n,)."""
         for layer in reversed(self.program.layers):
             if isinstance(layer, Linear):
-                bias = None if layer.bias is None else self.affines[layer.bias]
+                bias = None if layer.bias is None else self.weights[layer.bias]
                 slope = self.kernels.entropy(logits, bias, y, goal, self.sums[layer.weight], losses)
                 self._linear_back(layer, slope)
             elif isinstance(layer, Pool):
@@ -125,8 +122,10 @@ class Tape:
             )
             self.spaces[layer.out] = (space[0], *window.out)
         else:
+            if layer.x not in self.images:
+                self.images[layer.x] = [x.image(s, space) for s in range(self.sides)]
             weights = [self._image_weight(layer, s) for s in range(self.sides)]
-            ys = [_convolution(x.image(s, space), w, layer) for s, w in enumerate(weights)]
+            ys = [_convolution(given, w, layer) for given, w in zip(self.images[layer.x], weights, strict=True)]
             self.values[layer.out], self.spaces[layer.out] = Rows.apart(ys), _space(ys[0])
 
     def _norm(self, layer: Norm) -> None:
@@ -148,14 +147,15 @@ class Tape:
     def _linear_back(self, layer: Linear, slope: Tensor) -> None:
         x = self.values[layer.x].base
         product = torch.bmm(slope.transpose(1, 2), x)
-        self.found[layer.weight] = _by_side(product, self.sides)
+        self.found[layer.weight] = Found(product, 0, product[0].numel())
         if layer.bias is not None:
-            self.found[layer.bias] = _by_side(self.sums[layer.weight], self.sides)
+            self.found[layer.bias] = Found(self.sums[layer.weight], 0, slope.shape[2])
         self._give(layer.x, Rows.whole(torch.bmm(slope, self._matrix(layer.weight))))
 
     def _norm_back(self, layer: Norm) -> None:
         y, norm = self.values.pop(layer.x), self.norms[layer.x]
         del self.values[layer.out]
+        self.images.pop(layer.out, None)
         grads = _at_most_two(self.grads.pop(layer.out))
         if layer.out in self.program.folded:
             plain = norm._replace(act=0)
@@ -168,16 +168,15 @@ class Tape:
             if layer.residual is not None:
                 self._give(layer.residual, grads[0])
         self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
-        step = 2 * y.channels
-        self.found[layer.bias] = [Found(norm.found, s * step) for s in range(self.sides)]
-        self.found[layer.weight] = [Found(norm.found, s * step + y.channels) for s in range(self.sides)]
+        self.found[layer.bias] = Found(norm.found, 0, 2 * y.channels)
+        self.found[layer.weight] = Found(norm.found, y.channels, 2 * y.channels)
 
     def _conv_back(self, layer: Conv) -> None:
         (dy,) = self.grads.pop(layer.out)
         if layer.x == self.program.source:
             image = dy.together().image(0, self.spaces[layer.out])
             _, dw, _ = _convolution_backward(image, self.x, self._image_weight(layer), layer, False)
-            self.found[layer.weight] = _by_side(_channels_last(dw), self.sides)
+            self.found[layer.weight] = Found(_channels_last(dw), 0, dw.numel() // self.sides)
         elif layer.pointwise:
             self._pointwise_back(layer, dy)
         elif layer.depthwise:
@@ -185,7 +184,7 @@ class Tape:
             before = self.norms[layer.x] if layer.x in self.program.folded else None
             window = _window(layer, self.spaces[layer.x])
             dx = self.kernels.depthwise_backward(dy, x, self.weights[layer.weight], window, before, found)
-            self.found[layer.weight] = _by_side(found, self.sides)
+            self.found[layer.weight] = Found(found, 0, window.kernel**2 * x.channels)
             self._give(layer.x, dx)
         else:
             self._dense_back(layer, dy)
@@ -196,7 +195,7 @@ class Tape:
         parts = _splits(dy.rows, self.sides * _tiles(outputs, inputs))
         cut = self.sides * parts, dy.rows // parts
         product = torch.bmm(d.view(*cut, outputs).transpose(1, 2), rows.view(*cut, inputs))
-        self.found[layer.weight] = _by_side(product, self.sides, parts)
+        self.found[layer.weight] = Found(product, 0, parts * outputs * inputs, parts)
         pending = self.grads.get(layer.x)
         if pending and not pending[-1].parts and pending[-1].repeat == 1:
             pending[-1].base.baddbmm_(d, matrix)
@@ -204,14 +203,13 @@ class Tape:
             self._give(layer.x, Rows.whole(torch.bmm(d, matrix)))
 
     def _dense_back(self, layer: Conv, dy: Rows) -> None:
-        x, space = self.values[layer.x], self.spaces[layer.x]
-        dx, found = [], []
+        dx, dw = [], []
         for s in range(self.sides):
-            image, given = dy.image(s, self.spaces[layer.out]), x.image(s, space)
+            image, given = dy.image(s, self.spaces[layer.out]), self.images[layer.x][s]
             one = _convolution_backward(image, given, self._image_weight(layer, s), layer, True)
             dx.append(_channels_last(one[0]))
-            found.append(Found(_channels_last(one[1]), 0))
-        self.found[layer.weight] = found
+            dw.append(_channels_last(one[1]))
+        self.found[layer.weight] = Found(dw[0], 0, distance(dw), 1, tuple(dw[1:]))
         self._give(layer.x, Rows.apart(dx))
 
     def _give(self, value: int, grad: Rows) -> None:
@@ -219,27 +217,21 @@ class Tape:
 
     def _matrix(self, name: str) -> Tensor:
         """A packed weight as (S, O, I)."""
-        o, i = self.sizes[name]
-        return self.weights[name].as_strided((self.sides, o, i), (o * i, i, 1))
+        if name not in self.shaped:
+            o, i = self.sizes[name]
+            self.shaped[name] = self.weights[name].as_strided((self.sides, o, i), (o * i, i, 1))
+        return self.shaped[name]
 
     def _image_weight(self, layer: Conv, side: int | None = None) -> Tensor:
         """A packed weight as (O, I, kh, kw), channels last: of one side, or of all as further output channels."""
-        (o, i), (h, w) = self.sizes[layer.weight], layer.kernel
-        flat, size = self.weights[layer.weight], o * i * h * w
-        outputs, start = (self.sides * o, 0) if side is None else (o, side * size)
-        return flat.as_strided((outputs, i, h, w), (i * h * w, 1, i * w, i), flat.storage_offset() + start)
-
-
-def _shaped(flat: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The beginning of ``flat``."""
-    stride = (1,) if len(shape) == 1 else (shape[1], 1) if len(shape) == 2 else (shape[1] * shape[2], shape[2], 1)
-    return flat.as_strided(shape, stride)
-
-
-def _by_side(tensor: Tensor, sides: int, parts: int = 1) -> list[Found]:
-    """Gradients of all sides, one after the other."""
-    each = tensor.numel() // sides
-    return [Found(tensor, s * each, parts) for s in range(sides)]
+        key = (layer.weight, side)
+        if key not in self.shaped:
+            (o, i), (h, w) = self.sizes[layer.weight], layer.kernel
+            flat, size = self.weights[layer.weight], o * i * h * w
+            outputs, start = (self.sides * o, 0) if side is None else (o, side * size)
+            stride = (i * h * w, 1, i * w, i)
+            self.shaped[key] = flat.as_strided((outputs, i, h, w), stride, flat.storage_offset() + start)
+        return self.shaped[key]
 
 
 def _at_most_two(grads: list[Rows]) -> list[Rows]:
@@ -264,11 +256,8 @@ def _window(layer: Conv, space: Space) -> Window:
 
 
 def _convolution(x: Tensor, weight: Tensor, layer: Conv) -> Tensor:
-    return _channels_last(
-        torch.ops.aten.convolution.default(
-            x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1
-        )
-    )
+    y = torch.convolution(x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1)
+    return _channels_last(y)
 
 
 def _convolution_backward(dy: Tensor, x: Tensor, weight: Tensor, layer: Conv, wants_x: bool) -> Any:

@@ -45,7 +45,7 @@ class Rows(NamedTuple):
         """Of one image (n, C, h, w), channels last, for each side."""
         first = images[0]
         n, channels, h, w = first.shape
-        side = (images[-1].data_ptr() - first.data_ptr()) // first.element_size()
+        side = distance(images)
         return Rows(first, len(images), n * h * w, channels, side, channels, tuple(images))
 
     def of(self, side: int) -> Tensor:
@@ -89,8 +89,8 @@ class Rows(NamedTuple):
 
 
 class Affine(NamedTuple):
-    """A batch norm and its activation: ``gamma`` and ``beta`` begin with (S, C); ``sums`` (S, 2, C) holds what the
-    kernels know of the batch, ``found`` (S, 2, C) the gradients of beta and gamma."""
+    """A batch norm and its activation. All are flat with room to spare: ``gamma`` and ``beta`` begin with (S, C),
+    ``sums`` (S, 2, C) holds what the kernels know of the batch, ``found`` (S, 2, C) the gradients of beta and gamma."""
 
     gamma: Tensor
     beta: Tensor
@@ -101,11 +101,22 @@ class Affine(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A side's gradient of a parameter: ``parts`` sums of it, one after the other, from an ``offset`` in elements."""
+    """Gradients of a parameter: those of side s begin ``first + s * step`` elements into ``tensor``, ``parts`` sums of
+    it one after the other; where ``others`` has the further sides' tensors, ``step`` is the distance of addresses."""
 
     tensor: Tensor
-    offset: int
+    first: int
+    step: int
     parts: int = 1
+    others: tuple[Tensor, ...] = ()
+
+    def of(self, side: int, count: int) -> Tensor:
+        """(parts, count)."""
+        size, stride = (self.parts, count), (count, 1)
+        if side and self.others:
+            return self.others[side - 1].as_strided(size, stride)
+        at = self.tensor.storage_offset() + self.first + side * self.step
+        return self.tensor.as_strided(size, stride, at)
 
 
 class Goal(NamedTuple):
@@ -139,3 +150,8 @@ class Window:
         kernel = weight.t().reshape(-1, 1, self.kernel, self.kernel)
         y = F.conv2d(x, kernel, None, self.stride, self.padding, 1, len(kernel))
         return y.permute(0, 2, 3, 1).reshape(-1, y.shape[1])
+
+
+def distance(tensors: Sequence[Tensor]) -> int:
+    """Elements from the first to the last of one or two tensors."""
+    return (tensors[-1].data_ptr() - tensors[0].data_ptr()) // tensors[0].element_size()
