@@ -94,6 +94,12 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
             f"those of the given one are {_some(space.names)}"
         )
     widths = [found.widths[name] for name in space.names]
+    needed, held = int(space.costs["params"](widths)[0]), sum(tensor.numel() for tensor in tensors.values())
+    if needed > held:  # seen before so large a network is built
+        raise BcnetError(
+            f"the widths and the weights in {folder} do not belong together: {DESCRIPTION} asks for {needed:,} "
+            f"parameters, {WEIGHTS} holds {held:,}"
+        )
     network = space.build(widths, grow=True)
     _fill(network, tensors, folder)
     return network.eval()
@@ -239,7 +245,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "widths": ("a map of width variables to whole numbers", _are_widths),
     "inputs": ("a list of shapes, at most 2^26 values each", _are_inputs),
     "source": ("a text or null", lambda v: v is None or isinstance(v, str)),
-    "classes": ("a whole number or null", lambda v: v is None or _whole(v, 2**20)),
+    "classes": ("a whole number or null", lambda v: v is None or _whole(v, 2**17)),
     "ignore": ("a list of texts", _are_texts),
     "squeeze": ("true or false", lambda v: isinstance(v, bool)),
     "normalisation": ("null, or mean and std as lists of numbers", _is_normalisation),

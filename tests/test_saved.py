@@ -162,6 +162,27 @@ def test_edited_width(copied):
         load(copied, model=Own)
 
 
+def test_a_huge_width_is_refused_before_it_is_built(copied):
+    edit(copied, widths={"first": 2**20})
+    with pytest.raises(BcnetError, match=r"do not belong together: widths.json asks for 9,895,641,350,148 parameters"):
+        load(copied, model=Own)
+
+
+@pytest.mark.parametrize("spec", ["timm:resnet10t", "torchvision:shufflenet_v2_x0_5"])
+@pytest.mark.filterwarnings("ignore")
+def test_networks_of_other_packages_come_back_from_their_name(spec, tmp_path):
+    try:
+        source = load_model(spec, (3, 64, 64), 7)
+    except BcnetError as error:
+        pytest.skip(str(error))
+    space = source.space()
+    network = space.build(space.min).eval()
+    widths = dict(zip(space.names, map(int, space.min), strict=True))
+    save(tmp_path, network, Description(widths, (source.input_shape,), spec, 7))
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.equal(load(tmp_path)(x), network(x))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
