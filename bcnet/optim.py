@@ -91,7 +91,8 @@ def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Opti
         # The mobile networks' recipes were written for TensorFlow, whose epsilon of 0.001 is added under the root.
         return torch.optim.RMSprop(groups, lr=config.lr, alpha=0.9, eps=0.001**0.5, momentum=config.momentum)
     nesterov = config.nesterov and config.momentum > 0
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov)
+    one_launch = True if all(p.is_cuda for p in parameters) else None
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=one_launch)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

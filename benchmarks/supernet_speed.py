@@ -402,6 +402,9 @@ def on_cpu(args: argparse.Namespace, results: dict[str, Any]) -> None:
     torch.set_num_threads(2)
     results["device"] = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
     names = ["mobilenet", "mobilenetv2"]
+    for name in names:
+        results[f"memory {name}"] = attempt(name, lambda name=name: memory_cpu(name, args.batch))
+        say(f"memory {name}: {results[f'memory {name}']}")
     for tuned in (False, True):
         if tuned:
             results["allocator tuned"] = tune_allocator()
@@ -409,9 +412,7 @@ def on_cpu(args: argparse.Namespace, results: dict[str, Any]) -> None:
             key = f"{name}{' tuned' if tuned else ''}"
             results[key] = attempt(key, lambda name=name: time_cpu(name, args.batch, args.rounds))
             say(f"{key}: {results[key]}")
-    for name in names:
-        results[f"memory {name}"] = attempt(name, lambda name=name: memory_cpu(name, args.batch))
-        say(f"memory {name}: {results[f'memory {name}']}")
+            keep(args.out, results)
 
 
 def main() -> None:
@@ -431,6 +432,7 @@ def main() -> None:
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"torch {torch.__version__}",
+        "load": os.getloadavg()[0],
     }
     (on_cuda if args.device == "cuda" else on_cpu)(args, results)
     keep(args.out, results)

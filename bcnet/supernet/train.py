@@ -60,10 +60,12 @@ class SupernetTraining:
 
 @dataclass(frozen=True)
 class Trained:
-    """The outcome: the loss log, and per epoch (epoch, mean loss, rate)."""
+    """The outcome: the loss log, per epoch (epoch, mean loss, rate), and which engine trained: ``fused``, or ``plain``
+    and why."""
 
     log: LossLog
     history: list[tuple[int, float, float]]
+    engine: str
 
 
 def train_supernet(
@@ -78,7 +80,7 @@ def train_supernet(
     trainer = _Trainer(net, source, config, task, folder)
     trainer.run(progress)
     trainer.finish()
-    return Trained(trainer.log, trainer.history)
+    return Trained(trainer.log, trainer.history, trainer.engine)
 
 
 class _Trainer(Loop):
@@ -98,30 +100,33 @@ class _Trainer(Loop):
         self.gradients = PathGradients(net)
         self.log = LossLog(len(net.space))
         self.trained: list[tuple[int, ...]] = []
-        self.fused = self._fused(own_task=task is not None)
+        self.fused, self.engine = self._choose(own_task=task is not None)
 
-    def _fused(self, own_task: bool) -> FusedEngine | None:
-        """The fused engine, where it can do what is asked."""
+    def _choose(self, own_task: bool) -> tuple[FusedEngine | None, str]:
+        """The fused engine, where it can do what is asked, and the choice in words."""
         reasons = {
             "there are several processes, whose batch norms share their statistics": distributed.world()[1] > 1,
             "it computes in bf16, which was not asked for": not self.recipe.bf16,
             "the task is one of your own": own_task,
             "paths learn from a teacher": self.config.strategy.sandwich,
         }
+        if self.config.engine == "plain":
+            return None, "plain, as asked for"
         reason = next((text for text, holds in reasons.items() if holds), "")
-        if self.config.engine == "plain" or (self.config.engine == "auto" and reason):
-            return None
-        from bcnet.supernet import fused  # many kernels, which most trainings do without
+        if not reason:
+            from bcnet.supernet import fused  # many kernels, which most trainings do without
 
-        reason = reason or fused.why_not_fused(self.net)
-        if reason and self.config.engine == "fused":
+            reason = fused.why_not_fused(self.net)
+            if not reason:
+                return fused.FusedEngine(self.net), "fused"
+        if self.config.engine == "fused":
             raise BcnetError(f"the fused engine cannot train this: {reason}; use the plain engine")
-        return None if reason else fused.FusedEngine(self.net)
+        return None, f"plain, not fused: {reason}"
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         rng = step_rng(self.config.seed, self.step)
         paths = self.config.strategy.paths(self.step, rng, self.net.space, self.net.principle)
-        self.gradients.zero()
+        (self.fused or self.gradients).zero()
         self.trained = [path.widths for path in paths]
         return torch.stack([self._run_paths(paths, *part) for part in self.split(x, y)]).sum(0)
 

@@ -12,7 +12,10 @@ from bcnet.supernet.fused.cuda_norm import SIZES, activate, add_up, descend, mom
 
 
 @triton.jit
-def _row(x, first, r, W, w, c, valid, inside, x_row, scale, shift, J: tl.constexpr, PRE: tl.constexpr, ACT: tl.constexpr):
+def _row(
+    x, first, r, W, w, c, valid, inside, x_row, scale, shift,
+    J: tl.constexpr, PRE: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
     """Row r of the images, J columns to the right, zero outside; with PRE normalised and activated."""
     there = valid
     if J != 0:
