@@ -13,6 +13,7 @@ TEXT = """\
 # Any CNN: what bcnet and Torch-Pruning can resize
 
 Made from [coverage.json](coverage.json) by `{command}` on {date}: {machine}; {versions}.
+Every row there names the commit it was measured at.
 
 {models} networks with random weights: of every family of timm's CNN modules the smallest variant, and all CNNs among
 torchvision's classification models ([the list](../../benchmarks/coverage_models.txt)). bcnet *works* where it finds
@@ -20,7 +21,8 @@ something to vary and the network, built at its smallest, random and largest wid
 exactly the FLOPs that torch's counter sees and exactly the parameters its costs say, and at full width with the
 original weights gives the original's output. Torch-Pruning (`BasePruner`, group magnitude, ratio 0.5, the classifier
 left alone, no hints for single models) *works* where the pruned network has fewer parameters and as many classes and
-runs forward and backward. Each has a limit of processor time per model: {limits}.
+runs forward and backward. Each has a limit of processor time per model ({limits}); a model out of time does not work,
+and is also counted apart.
 
 {summary}
 

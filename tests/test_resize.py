@@ -21,6 +21,7 @@ NOT_ZEROS = {
     "LayerScale", "GroupNormed", "GroupDeviation", "Standardized", "Shuffle", "Attention", "ChannelAttention"
 }  # fmt: skip
 SIDES = ("left", "right")
+pytestmark = pytest.mark.filterwarnings("ignore:UnequalChunks itself does not run")
 
 
 @torch.no_grad()
