@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bcnet.space.network import trace
 from bcnet.supernet.fused import FusedEngine, PlainEngine
+from bcnet.supernet.gradients import PathGradients
 from bcnet.supernet.supernet import Supernet
 from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 
@@ -342,6 +344,13 @@ def one_pass(run: Callable[[], torch.Tensor], y: torch.Tensor) -> None:
     F.cross_entropy(run(), y).backward()
 
 
+def one_path(gradients: PathGradients, x: torch.Tensor, y: torch.Tensor, widths: Any) -> None:
+    """As training does it: on views, whose gradients are added in place."""
+    plan = gradients.net.plan(widths, "right")
+    leaves = gradients.leaves(plan)
+    gradients.backward(F.cross_entropy(gradients.net.run(plan, x, leaves), y), [(plan, leaves)])
+
+
 def alternate(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """Median milliseconds of each call, taken in turn."""
     for call in calls.values():
@@ -365,8 +374,9 @@ def time_cpu(name: str, batch: int, rounds: int) -> dict[str, float]:
     for label, order in (("", torch.contiguous_format), ("channels-last ", torch.channels_last)):
         x = torch.randn(batch, 3, 32, 32).to(memory_format=order)
         net = Supernet(space, "bcv2").to(memory_format=order).train()
+        PathGradients(net).zero()
         plain = space.build(widths, weights_of=net, side="right").to(memory_format=order).train()
-        calls[f"{label}path"] = lambda net=net, x=x: one_pass(lambda: net(x, widths, "right"), y)
+        calls[f"{label}path"] = partial(one_path, PathGradients(net), x, y, widths)
         calls[f"{label}plain"] = lambda plain=plain, x=x: one_pass(lambda: plain(x), y)
     return alternate(calls, rounds)
 
@@ -399,7 +409,7 @@ def memory_cpu(name: str, batch: int) -> dict[str, float]:
 def on_cpu(args: argparse.Namespace, results: dict[str, Any]) -> None:
     from bcnet.supernet.allocator import tune_allocator
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(args.threads)
     results["device"] = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
     names = ["mobilenet", "mobilenetv2"]
     for name in names:
@@ -421,6 +431,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32, help="images of a batch on CPU")
+    parser.add_argument("--threads", type=int, default=2, help="threads on CPU")
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--engines", nargs="*", default=["joint", "plain", "fused single", "fused"])
     parser.add_argument("--batches", nargs="*", type=int, default=[256, 1024])
