@@ -2,6 +2,7 @@
 
 from bcnet.search.budget import Budget, Feasibility, Limits, format_cost, parse_budget
 from bcnet.search.config import SearchConfig
+from bcnet.search.finalists import Finalist, measure_finalists
 from bcnet.search.ledger import Progress
 from bcnet.search.prior import LossLog, PotentialErrors, PriorReport, prior_population
 from bcnet.search.run import STRATEGIES, SearchResult, search
@@ -12,6 +13,7 @@ __all__ = [
     "STRATEGIES",
     "Budget",
     "Feasibility",
+    "Finalist",
     "Limits",
     "LossLog",
     "PotentialErrors",
@@ -25,6 +27,7 @@ __all__ = [
     "best_so_far",
     "format_cost",
     "front_of",
+    "measure_finalists",
     "parse_budget",
     "prior_population",
     "search",

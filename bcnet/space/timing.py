@@ -1,0 +1,150 @@
+"""How long layers and networks take on this machine: by torch, or by onnxruntime on the CPU."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+
+LEAST_RUNS, MOST_RUNS = 5, 50
+
+
+@dataclass(frozen=True)
+class TimingConfig:
+    """How to measure: ``batch`` inputs at once, ``threads`` of the CPU (torch's own number where left out),
+    ``backend`` torch or onnxruntime, and up to ``seconds`` for each figure."""
+
+    batch: int = 1
+    threads: int | None = None
+    backend: str = "torch"
+    seconds: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or (self.threads is not None and self.threads < 1) or not self.seconds > 0:
+            raise BcnetError("latency needs a batch, a number of threads and seconds above zero")
+        if self.backend not in ("torch", "onnxruntime"):
+            raise BcnetError(f"unknown latency backend {self.backend!r:.40}: choose torch or onnxruntime")
+
+    def facts(self, device: torch.device) -> dict[str, Any]:
+        """What a latency is worth nothing without: where and how it was measured."""
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        threads = self.threads or torch.get_num_threads()
+        return {**asdict(self), "device": name, "threads": threads, "torch": torch.__version__}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A convolution or a linear layer at fixed sizes. ``lead`` are the sizes of the input beside batch and
+    channels; ``kernel`` is empty for a linear layer."""
+
+    inputs: int
+    outputs: int
+    groups: int
+    lead: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    transposed: bool
+    bias: bool
+
+    def module(self) -> nn.Module:
+        if not self.kernel:
+            return nn.Linear(self.inputs, self.outputs, self.bias)
+        kinds: Any = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+        if not self.transposed:
+            kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        options = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
+        made: nn.Module = kinds[len(self.kernel) - 1](self.inputs, self.outputs, self.kernel, bias=self.bias, **options)
+        return made
+
+    def example(self, batch: int) -> Tensor:
+        shape = (batch, self.inputs, *self.lead) if self.kernel else (batch, *self.lead, self.inputs)
+        return torch.randn(shape)
+
+
+class Timer(Protocol):
+    """Nanoseconds of one pass of a network in evaluation mode on ``inputs``."""
+
+    def __call__(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float: ...
+
+
+@contextmanager
+def open_timer(config: TimingConfig, device: torch.device) -> Iterator[Timer]:
+    """A timer with the threads of ``config``; torch gets its own back afterwards."""
+    before = torch.get_num_threads()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    try:
+        yield _OnnxTimer(config) if config.backend == "onnxruntime" else _TorchTimer(config, device)
+    finally:
+        torch.set_num_threads(before)
+
+
+class _TorchTimer:
+    def __init__(self, config: TimingConfig, device: torch.device):
+        self._seconds, self._device = config.seconds, device
+
+    @torch.inference_mode()
+    def __call__(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
+        network, inputs = network.to(self._device).eval(), tuple(x.to(self._device) for x in inputs)
+
+        def once() -> None:
+            network(*inputs)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+
+        return _median(once, self._seconds)
+
+
+class _OnnxTimer:
+    def __init__(self, config: TimingConfig):
+        try:
+            import onnxruntime
+            import onnxscript  # noqa: F401  what torch's exporter needs
+        except ImportError:
+            raise BcnetError("latency by onnxruntime needs it: pip install 'bcnet[onnx]', or use torch") from None
+        self._runtime, self._config = onnxruntime, config
+
+    def __call__(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
+        options = self._runtime.SessionOptions()
+        options.intra_op_num_threads = self._config.threads or torch.get_num_threads()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "network.onnx"
+            _export(network.cpu().eval(), tuple(x.cpu() for x in inputs), path)
+            session = self._runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        names = [given.name for given in session.get_inputs()]
+        feed = {name: x.cpu().numpy() for name, x in zip(names, inputs, strict=True)}
+        return _median(lambda: session.run(None, feed), self._config.seconds)
+
+
+def _export(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network, inputs, str(path), dynamo=True, verbose=False)
+
+
+def _median(once: Callable[[], object], seconds: float) -> float:
+    """Nanoseconds of the median run: at least ``LEAST_RUNS``, then as many as fit into ``seconds``."""
+    for _ in range(2):  # caches, and the choice of an algorithm
+        once()
+    times: list[int] = []
+    for _ in range(MOST_RUNS):
+        start = time.perf_counter_ns()
+        once()
+        times.append(time.perf_counter_ns() - start)
+        if len(times) >= LEAST_RUNS and np.sum(times) > 1e9 * seconds:
+            break
+    return float(statistics.median(times))

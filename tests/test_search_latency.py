@@ -1,0 +1,169 @@
+"""Latency as a cost: measured per layer, interpolated, calibrated on whole networks, and checked on finalists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+from bcnet.search import Limits, SearchConfig, measure_finalists, search
+from bcnet.space import latency as latency_module
+from bcnet.space.latency import LatencyTable, measure_latency, measure_networks
+from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.timing import Operation, TimingConfig, open_timer
+
+
+class Net(nn.Module):
+    """A stem, a depthwise and a grouped convolution, a residual addition, a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.deep = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.wide = nn.Conv2d(16, 24, 1)
+        self.back = nn.Conv2d(24, 16, 3, padding="same")
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = x + self.back(self.wide(self.deep(x)).relu())
+        return self.head(x.mean(dim=(2, 3)))
+
+
+@pytest.fixture(scope="module")
+def space() -> NetworkSpace:
+    torch.manual_seed(0)
+    return trace(Net().eval(), torch.randn(1, 3, 8, 8), groups=8)
+
+
+def macs(network: nn.Module, x: Tensor) -> float:
+    """What the pretended machine takes: nanoseconds for multiply-accumulates, bilinear in the channels."""
+    total = 0.0
+
+    def count(layer: nn.Module, _: object, out: Tensor) -> None:
+        nonlocal total
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        total += out.numel() * weight[0].numel()
+
+    handles = [m.register_forward_hook(count) for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    with torch.inference_mode():
+        network(x)
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+class Pretended:
+    """A timer without noise: a pass costs 5 microseconds, and whole networks run at twice the pace of layers."""
+
+    def __init__(self) -> None:
+        self.timed: list[str] = []
+
+    def __call__(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
+        self.timed.append(type(network).__name__)
+        cost = macs(network, *inputs)
+        return 5000 + 0.5 * cost if any(True for _ in network.children()) else cost
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    timer = Pretended()
+
+    @contextmanager
+    def fake(config: TimingConfig, device: torch.device) -> Iterator[Pretended]:
+        yield timer
+
+    monkeypatch.setattr(latency_module, "open_timer", fake)
+    return timer
+
+
+def test_table_predicts_networks_it_never_saw(space: NetworkSpace, pretended: Pretended) -> None:
+    table = measure_latency(space)
+    assert table.layers == ("stem", "deep", "wide", "back", "head")
+    widths = space.sample(np.random.default_rng(7), 50)
+    truth = [5000 + 0.5 * macs(space.build(w), space.example[0]) for w in widths]
+    # Depthwise layers and all others are linear in each of their widths, so interpolation is exact.
+    assert table(widths) == pytest.approx(truth, rel=1e-3)
+    assert table.error < 1e-3
+    assert table.weights == pytest.approx([5000, 0.5, 0], abs=1)
+    assert sum(m.fitted for m in table.networks) == latency_module.FITTED
+
+
+def test_same_operation_is_timed_once_a_turn(space: NetworkSpace, pretended: Pretended) -> None:
+    told: list[tuple[int, int]] = []
+    measure_latency(space, told=lambda done, total: told.append((done, total)))
+    layers = [name for name in pretended.timed if name in ("Conv2d", "Linear")]
+    # stem and head have one free width (4 points), deep is tied (4), wide and back have two (16 each).
+    assert len(layers) == latency_module.ROUNDS * (4 + 4 + 16 + 16 + 4)
+    assert told[-1][0] == told[-1][1]
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_table_survives_json(space: NetworkSpace, pretended: Pretended) -> None:
+    table = measure_latency(space, TimingConfig(batch=2))
+    again = LatencyTable.from_json(table.to_json())
+    widths = space.sample(np.random.default_rng(0), 20)
+    assert (again(widths) == table(widths)).all()
+    assert again.facts == table.facts
+    assert again.facts["batch"] == 2
+    assert again.networks == table.networks
+    for text in ("", "[]", "{}", '{"format": "bcnet.latency", "version": 99}'):
+        with pytest.raises(BcnetError, match=r"^this is no latency table of this version of bcnet: measure it again$"):
+            LatencyTable.from_json(text)
+
+
+def test_search_under_a_latency_budget_and_its_finalists(space: NetworkSpace, pretended: Pretended) -> None:
+    table = measure_latency(space)
+    costs = {**space.costs, "latency": table}
+    result = search(
+        space, lambda w: float(np.sqrt(w).sum()), ["latency=60%"], costs, SearchConfig(evaluations=60, population=20)
+    )
+    budget = Limits(space, costs, ["latency=60%"]).budgets[0]
+    assert result.best is not None
+    assert result.best.costs["latency"] <= budget.limit
+    finalists = measure_finalists(
+        result.trials, budget, lambda some: [m.measured for m in measure_networks(space, table, some)], n=3
+    )
+    assert [f.trial.score for f in finalists] == sorted((f.trial.score for f in finalists), reverse=True)
+    assert finalists[0].trial == result.best
+    assert all(f.measured == pytest.approx(f.predicted, rel=0.01) for f in finalists)
+    assert all(f.holds == (f.measured <= budget.limit) for f in finalists)
+
+
+def test_real_clock_gives_plausible_figures(space: NetworkSpace) -> None:
+    config = TimingConfig(threads=1, seconds=0.0005)
+    before = torch.get_num_threads()
+    table = measure_latency(space, config)
+    assert torch.get_num_threads() == before
+    assert (table.table > 0).all()
+    assert table(space.max)[0] > 0
+    assert table.facts["device"] == "cpu"
+    assert table.facts["threads"] == 1
+
+
+def test_onnxruntime_times_a_network(space: NetworkSpace) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    with open_timer(TimingConfig(backend="onnxruntime", threads=1), torch.device("cpu")) as timer:
+        operation = Operation(8, 16, 1, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), False, True)
+        assert timer(operation.module(), (operation.example(1),)) > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backend": "tvm"}, "unknown latency backend 'tvm': choose torch or onnxruntime"),
+        ({"batch": 0}, "latency needs a batch, a number of threads and seconds above zero"),
+        ({"threads": 0}, "latency needs a batch, a number of threads and seconds above zero"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(BcnetError) as error:
+        TimingConfig(**settings)  # type: ignore[arg-type]
+    assert str(error.value) == message
