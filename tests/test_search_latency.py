@@ -15,7 +15,7 @@ from bcnet.search import Limits, SearchConfig, measure_finalists, search
 from bcnet.space import latency as latency_module
 from bcnet.space.latency import LatencyTable, measure_latency, measure_networks
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.space.timing import Operation, TimingConfig, open_timer
+from bcnet.space.timing import Operation, TimingConfig, onnx_layer, open_timer
 
 
 class Net(nn.Module):
@@ -62,13 +62,17 @@ def macs(network: nn.Module, x: Tensor) -> float:
 class Pretended:
     """A timer without noise: a pass costs 5 microseconds, and whole networks run at twice the pace of layers."""
 
-    def __init__(self) -> None:
-        self.timed: list[str] = []
+    turns = 2
 
-    def __call__(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
-        self.timed.append(type(network).__name__)
-        cost = macs(network, *inputs)
-        return 5000 + 0.5 * cost if any(True for _ in network.children()) else cost
+    def __init__(self) -> None:
+        self.layers: list[Operation] = []
+
+    def layer(self, operation: Operation, batch: int) -> float:
+        self.layers.append(operation)
+        return macs(operation.module(), operation.example(batch))
+
+    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
+        return 5000 + 0.5 * macs(network, *inputs)
 
 
 @pytest.fixture
@@ -98,9 +102,9 @@ def test_table_predicts_networks_it_never_saw(space: NetworkSpace, pretended: Pr
 def test_same_operation_is_timed_once_a_turn(space: NetworkSpace, pretended: Pretended) -> None:
     told: list[tuple[int, int]] = []
     measure_latency(space, told=lambda done, total: told.append((done, total)))
-    layers = [name for name in pretended.timed if name in ("Conv2d", "Linear")]
     # stem and head have one free width (4 points), deep is tied (4), wide and back have two (16 each).
-    assert len(layers) == latency_module.ROUNDS * (4 + 4 + 16 + 16 + 4)
+    assert len(pretended.layers) == 2 * (4 + 4 + 16 + 16 + 4)
+    assert len(set(pretended.layers)) == 4 + 4 + 16 + 16 + 4
     assert told[-1][0] == told[-1][1]
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
@@ -147,12 +151,37 @@ def test_real_clock_gives_plausible_figures(space: NetworkSpace) -> None:
     assert table.facts["threads"] == 1
 
 
+LAYERS = [
+    Operation(8, 16, 1, (9, 9), (3, 3), (2, 2), (1, 1), (1, 1), False, True),
+    Operation(8, 16, 8, (9, 9), (3, 3), (1, 1), (2, 2), (2, 2), False, False),
+    Operation(8, 4, 1, (9, 9), (3, 3), (1, 1), "same", (1, 1), False, True),
+    Operation(8, 4, 1, (9, 9), (3, 3), (1, 1), "valid", (1, 1), False, True),
+    Operation(6, 4, 2, (5, 5), (2, 2), (2, 2), (0, 0), (1, 1), True, True),
+    Operation(6, 4, 1, (11,), (5,), (1,), (2,), (1,), False, True),
+    Operation(6, 4, 1, (7,), (), (), (), (), False, True),
+    Operation(6, 4, 1, (), (), (), (), (), False, False),
+]
+
+
+@pytest.mark.parametrize("operation", LAYERS, ids=lambda o: f"{len(o.kernel)}d-{o.padding}-{o.groups}")
+def test_layers_for_onnxruntime_are_those_of_torch(operation: Operation) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    x = operation.example(2)
+    torch.manual_seed(3)
+    model = onnx_layer(operation, 2)
+    torch.manual_seed(3)
+    expected = operation.module()(x).detach().numpy()
+    found = runtime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x.numpy()})[0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_onnxruntime_times_a_network(space: NetworkSpace) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     with open_timer(TimingConfig(backend="onnxruntime", threads=1), torch.device("cpu")) as timer:
-        operation = Operation(8, 16, 1, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1), False, True)
-        assert timer(operation.module(), (operation.example(1),)) > 0
+        assert timer.layer(LAYERS[0], 1) > 0
+        assert timer.network(space.build(space.min), space.example) > 0
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,6 @@ from bcnet.space.widths import Widths
 
 FORMAT_VERSION = 1
 GRID = 4
-# Every figure is the least of the medians of so many turns, each after all others have had theirs: what else the
-# machine did, and where the allocator put things, then counts little. One turn was off by up to a factor of 2.
-ROUNDS = 3
 FITTED, CHECKED = 10, 4
 
 Floats = NDArray[np.float64]
@@ -131,9 +128,9 @@ def measure_latency(
     layers = _layers(space)
     with open_timer(config, device) as timer:
         grids = [(_grid(space, one.inputs), _grid(space, one.outputs)) for one in layers]
-        total = ROUNDS * (len(layers) + FITTED + CHECKED)
+        total = timer.turns * (len(layers) + FITTED + CHECKED)
         table = np.full((len(layers), GRID, GRID), np.inf)
-        for turn in range(ROUNDS):
+        for turn in range(timer.turns):
             known: dict[Operation, float] = {}
             for i, (layer, (rows, columns)) in enumerate(zip(layers, grids, strict=True)):
                 table[i] = np.minimum(table[i], _measured(layer, rows, columns, timer, config.batch, known))
@@ -149,7 +146,9 @@ def measure_latency(
             traffic=_traffic(space),
             weights=np.array([0.0, 1.0, 0.0]),
         )
-        return _calibrated(empty, space, timer, config, lambda done: _tell(told, ROUNDS * len(layers) + done, total))
+        return _calibrated(
+            empty, space, timer, config, lambda done: _tell(told, timer.turns * len(layers) + done, total)
+        )
 
 
 def measure_networks(
@@ -159,7 +158,9 @@ def measure_networks(
     config = config or TimingConfig()
     device = next(space.model.parameters()).device
     with open_timer(config, device) as timer:
-        turns = [[_time_network(space, np.asarray(one), timer, config.batch) for one in widths] for _ in range(ROUNDS)]
+        turns = [
+            [_time_network(space, np.asarray(one), timer, config.batch) for one in widths] for _ in range(timer.turns)
+        ]
     found = np.min(turns, axis=0)
     predicted = table(np.stack([np.asarray(one) for one in widths]))
     return [
@@ -175,7 +176,7 @@ def _calibrated(
     rng = np.random.default_rng(0)
     drawn = [space.min, space.max, *space.sample(rng, FITTED + CHECKED - 2)]
     times = np.full(len(drawn), np.inf)
-    for done in range(ROUNDS * len(drawn)):
+    for done in range(timer.turns * len(drawn)):
         i = done % len(drawn)
         times[i] = min(times[i], _time_network(space, drawn[i], timer, config.batch))
         told(done + 1)
@@ -190,7 +191,7 @@ def _calibrated(
 
 def _time_network(space: NetworkSpace, widths: Widths, timer: Timer, batch: int) -> float:
     inputs = tuple(_of_batch(x, batch) for x in space.example)
-    return timer(space.build(widths, weights_of=space.model), inputs)
+    return timer.network(space.build(widths, weights_of=space.model), inputs)
 
 
 def _of_batch(x: Tensor, batch: int) -> Tensor:
@@ -256,7 +257,7 @@ def _measured(
         outputs = inputs * float(columns[-1] / rows[-1]) if layer.tied else float(columns[place[1]])
         operation = layer.at(round(inputs), round(outputs))
         if operation not in known:
-            known[operation] = timer(operation.module(), (operation.example(batch),))
+            known[operation] = timer.layer(operation, batch)
         result[place] = known[operation]
     return result
 

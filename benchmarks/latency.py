@@ -1,0 +1,101 @@
+"""Measures how well the latency table predicts whole networks, and what FLOPs alone would have predicted.
+
+    python benchmarks/latency.py [--device cuda] [--backend onnxruntime] [--threads 1] [--batch 1] MODEL ...
+
+Adds rows to docs/results/latency.json (or --out) and writes latency.md beside it from all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import kendalltau
+
+from bcnet.provenance import provenance
+from bcnet.space.latency import measure_latency, measure_networks
+from bcnet.space.network import trace
+from bcnet.space.timing import TimingConfig
+from bcnet.zoo import MODELS, build
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "latency.json"
+NETWORKS = 20
+IDENTITY = ("model", "device", "backend", "threads", "batch")
+
+
+def measure(model: str, device: str, config: TimingConfig) -> dict[str, Any]:
+    """A table for one network, held against fresh networks at random widths."""
+    example = torch.randn(2, *MODELS[model].input_shape, device=device)
+    space = trace(build(model).to(device).eval(), example, groups=20, round_to=8)
+    start = time.perf_counter()
+    table = measure_latency(space, config)
+    seconds = time.perf_counter() - start
+    count = NETWORKS // 4 if config.backend == "onnxruntime" else NETWORKS
+    widths = space.sample(np.random.default_rng(1), count)
+    # From narrow to wide, so that latencies differ: shares of each random widths.
+    shares = np.linspace(0.2, 1.0, count)[:, None]
+    widths = np.maximum(space.min, (widths * shares).astype(np.int64) // 8 * 8)
+    found = measure_networks(space, table, list(widths), config)
+    measured, predicted = (np.array([getattr(m, k) for m in found]) for k in ("measured", "predicted"))
+    flops = space.costs["flops"](widths)
+    return {
+        "model": model,
+        **table.facts,
+        "layers": len(table.layers),
+        "table_seconds": seconds,
+        "full_ms": float(table(space.max)[0]) / 1e6,
+        "error_mean": float(np.mean(np.abs(predicted / measured - 1))),
+        "error_most": float(np.max(np.abs(predicted / measured - 1))),
+        "kendall": float(kendalltau(predicted, measured).statistic),
+        "kendall_flops": float(kendalltau(flops, measured).statistic),
+        "networks": [[m.predicted, m.measured] for m in found],
+        "provenance": provenance(device),
+    }
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "# Latency, predicted and measured",
+        "",
+        "Made by `benchmarks/latency.py` from `latency.json` beside this page, which also names commit and machine of",
+        "every row. A table of layers is measured once; then networks at random widths, which it has not seen, are",
+        "predicted and timed. The errors are relative to the measured latency; Kendall's correlation says how well",
+        "predictions, and FLOPs for comparison, rank the networks.",
+        "",
+        "| network | device | by | threads | batch | table, s | full, ms | mean error | most | Kendall | FLOPs' |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for r in rows:
+        cells = [r["model"], r["device"], r["backend"], r["threads"], r["batch"], f"{r['table_seconds']:.0f}"]
+        cells += [f"{r['full_ms']:.3g}", f"{r['error_mean']:.1%}", f"{r['error_most']:.1%}"]
+        cells += [f"{r['kendall']:.3f}", f"{r['kendall_flops']:.3f}"]
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help=f"of the zoo: {', '.join(MODELS)}")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", default="torch")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    config = TimingConfig(options.batch, options.threads, options.backend)
+    rows = json.loads(options.out.read_text()) if options.out.exists() else []
+    for model in options.models:
+        row = measure(model, options.device, config)
+        rows = [r for r in rows if any(r[k] != row[k] for k in IDENTITY)] + [row]
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        print({k: v for k, v in row.items() if k not in ("networks", "provenance")}, flush=True)
+    options.out.with_suffix(".md").write_text(page(rows))
+
+
+if __name__ == "__main__":
+    main()
