@@ -11,7 +11,8 @@ from search_cases import Concave, chain, every
 
 from bcnet.errors import BcnetError
 from bcnet.search import STRATEGIES, Progress, SearchConfig, Trial, best_so_far, front_of, search
-from bcnet.space.widths import Widths
+from bcnet.space.cost import QuadraticCost
+from bcnet.space.widths import Widths, WidthSpace, WidthVariable
 
 SPACE, COSTS = chain()
 SMALL = SearchConfig(evaluations=200, population=20)
@@ -158,6 +159,26 @@ def test_small_space_is_exhausted_and_said_so() -> None:
     feasible = int((costs["flops"](widths) <= 0.6 * costs["flops"](space.max)[0]).sum())
     assert len(result.trials) == feasible
     assert result.notes == (f"the search ended after {feasible} of 200 evaluations: it found no other widths",)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "feasible"), [([tuple(range(1, 30))], 22), ([(4,), (2, 4), (3,)], 2), ([(4,), (4,)], 1)]
+)
+def test_tiny_spaces_are_searched_whole(candidates: list[tuple[int, ...]], feasible: int) -> None:
+    space = WidthSpace([WidthVariable(f"v{i}", c) for i, c in enumerate(candidates)])
+    cost = QuadraticCost(0.0, np.ones(len(space)), np.eye(len(space)))
+    limit = 60 if len(space) == 1 else 100
+    result = search(space, Concave(space), [f"flops={limit}%"], {"flops": cost}, SMALL)
+    assert len(result.trials) == feasible
+
+
+def test_budget_of_the_smallest_network_finds_it() -> None:
+    least = int(COSTS["flops"](SPACE.min)[0])
+    for strategy in STRATEGIES:
+        config = dataclasses.replace(SMALL, strategy=strategy)
+        best = search(SPACE, Concave(SPACE), [f"flops={least}"], COSTS, config).best
+        assert best is not None
+        assert best.widths == tuple(SPACE.min)
 
 
 def test_progress_is_told_of_every_trial() -> None:
