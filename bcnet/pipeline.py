@@ -4,6 +4,7 @@ couple → train → search → retrain → compare → export → report. A run
 
     recipe.yaml              the exact recipe: `bcnet run --recipe RUN/recipe.yaml` repeats the run
     run.json                 versions, command, seed, commit, machine, date
+    latency.json             the table of latencies that was measured, where a budget names latency
     couple.json              width variables, budgets, feasibility, widths and costs of the full and smallest network
     train.json               the supernet's method and history (epoch, loss, rate)
     train.safetensors        its weights (net.*) and the loss log (log.*: steps, widths, losses, normalised)
@@ -12,7 +13,7 @@ couple → train → search → retrain → compare → export → report. A run
     retrain/NAME.json        full, uniform, random, found: widths, score, loss, costs, history
     retrain/NAME.safetensors their weights, under the names of the given network
     retrain.json             which of them there are
-    compare.json             one row per network: score, costs, latency_ms
+    compare.json             one row per network: score, costs, latency_ms (and predicted_ms)
     export.json, export/     what was exported
     report.json, report.html the page to look at
     checkpoints/             training that is not finished; removed when it is

@@ -8,6 +8,7 @@ This is what the stages, the report and the export read::
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from bcnet.runfolder import RunFolder
 from bcnet.search.budget import Budget, Limits, parse_budget
 from bcnet.sources import Source, load_model
 from bcnet.space.cost import Cost
+from bcnet.space.latency import LatencyTable, measure_latency
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
@@ -109,7 +111,11 @@ class Run(RunFolder):
 
     @cached_property
     def costs(self) -> dict[str, Cost]:
-        return dict(self.space.costs)
+        """What widths cost; latency too, once a run whose budgets name it has measured it."""
+        if not self.done("latency"):
+            return dict(self.space.costs)
+        table = LatencyTable.from_json(json.dumps(self.read("latency").get("table")))
+        return {**self.space.costs, "latency": table}
 
     @cached_property
     def limits(self) -> Limits:
@@ -172,6 +178,13 @@ def make_space(source: Source, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
     wide = space.build(np.floor(space.max * recipe.widen / units).astype(np.int64) * units, grow=True)
     kept = () if recipe.squeeze else source.kept
     return trace(wide, source.example, ignore=(*recipe.ignore, *kept), init=source.init, **grid), space.max
+
+
+def needed_latency(space: NetworkSpace, recipe: Recipe) -> LatencyTable | None:
+    """The latency of one input, measured where a budget names it."""
+    if not any(text.partition("=")[0].strip() == "latency" for text in recipe.budgets):
+        return None
+    return measure_latency(space)
 
 
 def make_limits(space: NetworkSpace, full: Widths, costs: Mapping[str, Cost], recipe: Recipe) -> Limits:

@@ -109,7 +109,7 @@ class RunFolder:
 
     def abandon(self) -> None:
         """Leave nothing of a run that could not begin, so that its folder can be used for the next try."""
-        for name in ("run.json", "recipe.yaml", "lock"):
+        for name in ("run.json", "recipe.yaml", "latency.json", "lock"):
             self.path(name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()

@@ -58,11 +58,13 @@ def show_recipe(
 def check_recipe(place: Annotated[str, PLACE_ARGUMENT]) -> None:
     """Say whether a recipe is in order: its keys, its network, and its budgets for that network."""
     from bcnet.recipe import Recipe
-    from bcnet.run import make_limits, make_space
+    from bcnet.run import make_limits, make_space, needed_latency
     from bcnet.sources import load_model
 
     recipe = Recipe.read(place)
     space, full = make_space(load_model(recipe.model, recipe.input), recipe)
-    make_limits(space, full, space.costs, recipe).check()
+    latency = needed_latency(space, recipe)
+    costs = space.costs if latency is None else {**space.costs, "latency": latency}
+    make_limits(space, full, costs, recipe).check()
     text = f"{place} is in order: {recipe.model}, {len(space)} width variables, within {', '.join(recipe.budgets)}"
     console().print(text, soft_wrap=True)

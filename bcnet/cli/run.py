@@ -183,12 +183,14 @@ def _print_summary(run: Run, until: str) -> None:
         return
     compared = run.read("compare")
     score = "accuracy" if "top5" in compared["networks"][0] else "score"
+    predicted = all("predicted_ms" in row for row in compared["networks"])
     rows = [
         (
             row["name"],
             f"{row['score']:.2%}" if score == "accuracy" else f"{row['score']:.6g}",
             row["costs"]["flops"],
             row["costs"]["params"],
+            *([f"{row['predicted_ms']:.3g} ms"] if predicted else []),
             f"{row['latency_ms']:.3g} ms",
         )
         for row in compared["networks"]
@@ -197,7 +199,13 @@ def _print_summary(run: Run, until: str) -> None:
     images = "test" if compared["scored_on"] == "test" else "validation"
     table(
         f"{run.recipe.model} within {budgets}, trained from scratch; {score} on {images} images",
-        ["network", score, "FLOPs", "parameters", "latency"],
+        [
+            "network",
+            score,
+            "FLOPs",
+            "parameters",
+            *(["latency, predicted", "latency, measured"] if predicted else ["latency"]),
+        ],
         rows,
     )
     report = _report_path(run) if run.done("report") else None

@@ -1,0 +1,104 @@
+"""Budgets of latency in a run: the table is measured once and kept, holds for what is found, and is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tinyrun
+from torch import nn
+from typer.testing import CliRunner
+
+from bcnet.cli import app
+from bcnet.run import Run
+from bcnet.space import latency
+
+
+class Pretended:
+    """A machine on which a weight takes 10 us, and a pass 1 ms more."""
+
+    turns = 1
+
+    def layer(self, operation: Any, batch: int) -> float:
+        return self._weights(operation.module())
+
+    def network(self, network: nn.Module, inputs: Any) -> float:
+        return 1e6 + self._weights(network)
+
+    def _weights(self, network: nn.Module) -> float:
+        return 1e4 * sum(p.numel() for p in network.parameters() if p.dim() > 1)
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def opened(*_: object) -> Iterator[Pretended]:
+        yield Pretended()
+
+    monkeypatch.setattr(latency, "open_timer", opened)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), prog_name="bcnet")
+
+
+def test_a_run_holds_its_latency_budget(tmp_path: Path, pretended: None) -> None:
+    notes = tinyrun.Notes()
+    finished = tinyrun.work(tinyrun.create(tmp_path, budgets=["latency=60%"]), listener=notes)
+    again = Run(finished.folder)
+    cost = again.costs["latency"]
+    limit = 0.6 * int(cost(again.full)[0])
+    assert finished.read("couple")["budgets"][0]["limit"] == pytest.approx(limit)
+    best = finished.read("search")["best"]
+    assert best["costs"]["latency"] == int(cost(np.array(best["widths"]))[0]) <= limit
+    for row in finished.read("compare")["networks"]:
+        assert row["predicted_ms"] == row["costs"]["latency"] / 1e6
+        assert row["latency_ms"] > 0
+    (note,) = (note for note in notes.notes if note.startswith("latency"))
+    assert note.startswith("latency was measured layer by layer on cpu, batch: 1, threads: 1; predictions of other ")
+    table = run("run", "--resume", str(finished.folder), "--until", "compare")
+    assert "predicted" in table.stdout
+    assert "measured" in table.stdout
+
+
+def test_a_run_without_such_a_budget_measures_no_layers(tmp_path: Path) -> None:
+    begun = tinyrun.work(tinyrun.create(tmp_path), until="couple")
+    assert not begun.done("latency")
+    assert "latency" not in begun.costs
+
+
+def test_a_resumed_run_keeps_the_table(tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = tinyrun.work(tinyrun.create(tmp_path, budgets=["latency=60%"]), until="couple")
+    first = begun.read("couple")["budgets"]
+    begun.path("couple.json").unlink()
+    monkeypatch.setattr(Pretended, "_weights", lambda *_: 5.0)
+    assert tinyrun.work(Run(begun.folder), until="couple").read("couple")["budgets"] == first
+
+
+def test_an_impossible_latency_is_refused_and_leaves_the_folder_free(tmp_path: Path, pretended: None) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(tinyrun.recipe(tmp_path, budgets=["latency=1us"]).to_yaml())
+    out = tmp_path / "runs"
+    for command in (["run", "--recipe", str(path), "--out", str(out)], ["recipe", "check", str(path)]):
+        result = run(*command)
+        assert result.exit_code == 2
+        text = " ".join(result.stderr.split())
+        assert "error: budget latency=1us is impossible: the smallest network of this space costs 1." in text
+        assert " ms, so the nearest feasible budget is latency=1" in text
+        assert text.endswith("ns")
+    assert not out.exists()
+
+
+def test_widths_of_a_run_are_rounded(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(tinyrun.recipe(tmp_path).to_yaml())
+    out = tmp_path / "runs"
+    result = run("run", "--recipe", str(path), "--out", str(out), "--set", "round_to=4", "--until", "search")
+    assert result.exit_code == 0, result.stderr
+    folder = Run.open(out)
+    assert [v["candidates"] for v in folder.read("couple")["variables"]] == [[4, 8], [4, 8]]
+    assert all(width % 4 == 0 for width in folder.read("search")["best"]["widths"])
