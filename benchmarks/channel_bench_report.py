@@ -75,7 +75,7 @@ def page(data: dict[str, Any]) -> str:
         "under half of the FLOPs. `printed` is the paper's Kendall after 300 epochs; the scores its authors published",
         "give their BCNet 0.30 to 0.54 and AutoSlim 0.66 when correlated with their own table.",
         "",
-        "These are first runs of the paper's recipe, cut short: it has not been tuned, and methods, seeds and the space",
+        "These are first runs of the paper's recipe, cut short: it is not tuned, and methods, seeds and the space",
         "not in the tables have not been run.",
         "",
     ]

@@ -216,8 +216,8 @@ def page(data: dict[str, Any]) -> str:
 
 TEXT_REGRET = [
     "The scorer is the mean accuracy in a Channel-Bench-Macro table; the budget is 25, 50 or 75 % of the FLOPs, on",
-    "both tables: six cases, 20 seeds each. *Regret* is the accuracy of the best network within the budget less that of",
-    "the one found, in points. The best entry of a table is partly luck, so regret is also given in a *denoised* table:",
+    "both tables: six cases, 20 seeds each. *Regret* is the accuracy of the best network within the budget less that",
+    "of the one found, in points. The best entry of a table is partly luck, so there is also a *denoised* table:",
     "the fit of an additive and pairwise model. (The surrogate of `evolution` has that form too, which flatters it",
     "there.) *Front* is the hypervolume of the Pareto front found, as a share of that of the whole table. Greedy",
     "slimming and uniform scaling end by themselves, long before 400 evaluations.",

@@ -91,9 +91,7 @@ def rank_space(
     except ValueError:
         raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    first = RankConfig(
-        space, method, epochs, lr=lr, bf16=where != "cpu", complement=complement, sides=sides, base=base
-    )
+    first = RankConfig(space, method, epochs, lr=lr, bf16=where != "cpu", complement=complement, sides=sides, base=base)
     configs = [replace(first, seed=n) for n in numbers]
     loaded = ChannelBench.load(space, path)
     if not data:

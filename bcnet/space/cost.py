@@ -45,6 +45,7 @@ class PeakCost:
     def __call__(self, widths: ArrayLike) -> NDArray[np.int64]:
         c = np.atleast_2d(np.asarray(widths, dtype=np.float64))
         peak = np.full(len(c), -np.inf)
-        for slope, constant in zip(self.A, self.b, strict=True):  # ten times faster than an (n, M) array: no page faults
+        # One moment at a time is ten times faster than an (n, M) array: no page faults.
+        for slope, constant in zip(self.A, self.b, strict=True):
             np.maximum(peak, c @ slope + constant, out=peak)
         return np.rint(peak).astype(np.int64)

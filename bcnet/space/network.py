@@ -188,5 +188,3 @@ class NetworkSpace(WidthSpace):
 
 def _tensors(tree: object) -> list[Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, Tensor)]
-
-

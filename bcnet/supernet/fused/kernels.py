@@ -154,9 +154,7 @@ def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | No
     return Rows.whole(y)
 
 
-def depthwise_backward(
-    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor
-) -> Rows:
+def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
     dx = x.base.new_empty((x.sides, x.rows, x.channels))
     if _by_rows(window) or _halves(window):
         _depthwise_backward_3x3(dy, x, weight, window, norm, found, dx)

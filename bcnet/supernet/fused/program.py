@@ -109,9 +109,7 @@ class Program:
             norm.out: norm
             for norm in self.layers
             if isinstance(norm, Norm) and norm.residual is None
-            if len(readers[norm.out]) == 1
-            and isinstance(reader := readers[norm.out][0], Conv)
-            and reader.depthwise
+            if len(readers[norm.out]) == 1 and isinstance(reader := readers[norm.out][0], Conv) and reader.depthwise
         }
 
     @cached_property

@@ -83,9 +83,7 @@ def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | No
     return y
 
 
-def depthwise_backward(
-    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor
-) -> Rows:
+def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
     """The gradient of x or, with ``norm``, of what it activates (then ``norm.found`` is known too); that of the
     weight goes to the beginning (S, K, C) of ``found``."""
     dx, kernel, taps = [], _taps(weight, x, window), _taps(found, x, window)
