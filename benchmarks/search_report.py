@@ -79,11 +79,18 @@ def regret_lines(regret: Regret) -> list[str]:
 
 def step_lines(regret: Regret) -> list[str]:
     lines = [row("search", "200", "400", "2,000", "front, 400", "front, 2,000"), row("---", *["---:"] * 5)]
-    for name in STEPS:
+    for name in (step for step in STEPS if regret.per_case(step)):
         label = "+ a quarter for the front = `evolution`" if name == "evolution" else name
         cells = [number(regret.at(name, n)) for n in (200, 400, 2000)]
         lines.append(row(label, *cells, *(f"{share:.1%}" for share in regret.mean(name, "front"))))
     return lines
+
+
+def _held_out(data: dict[str, Any]) -> list[str]:
+    """The section on the third run, once that part has been measured."""
+    if "held-out" not in data:
+        return []
+    return ["## Found by two runs, judged by the third", "", *TEXT_HELD_OUT, "", *held_out_lines(data["held-out"]), ""]
 
 
 def held_out_lines(data: dict[str, Any]) -> list[str]:
@@ -204,7 +211,7 @@ def page(data: dict[str, Any]) -> str:
         ["## Regret on the released tables", "", *TEXT_REGRET, "", *regret_lines(regret), ""],
         ["![Mean regret over evaluations](search-regret.svg)", ""],
         ["## Which change did it", "", *TEXT_STEPS, "", *step_lines(regret), ""],
-        ["## Found by two runs, judged by the third", "", *TEXT_HELD_OUT, "", *held_out_lines(data["held-out"]), ""],
+        _held_out(data),
         ["## The prior's program", "", *TEXT_PROGRAM, "", *program_lines(data["program"]), ""],
         ["## The prior population", "", *TEXT_POPULATION, "", *population_lines(data["population"]), ""],
         ["![Accuracy of prior and random populations](search-prior.svg)", ""],
