@@ -182,4 +182,7 @@ def test_search_starts_from_the_prior() -> None:
     result = search(space, scorer, ["flops=35%"], costs, SearchConfig(evaluations=60, population=20), initial=log)
     assert result.prior is not None
     assert result.prior.objective >= result.prior.bound - 1e-9
-    assert sum(t.generation == 1 for t in result.trials) == 20
+    first = [t.widths for t in result.trials if t.generation == 1]
+    limits = Limits(space, costs, ["flops=35%"])
+    assert len(first) == 20
+    assert first[0] == tuple(space.decode(limits.uniform_index()))

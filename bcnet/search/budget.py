@@ -114,6 +114,11 @@ class Limits:
         widths = zip(self.space.variables, self.uniform(), strict=True)
         return np.array([max(bisect_right(v.candidates, c) - 1, 0) for v, c in widths])
 
+    def with_uniform(self, widths: Widths) -> Widths:
+        """Feasible widths (n, L) after the uniform scaling: a search that starts from them is never worse than that."""
+        even = self.space.decode(self.uniform_index())[None]
+        return np.vstack([even[self.feasible(even)], widths])
+
     def shrink(self, index: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Candidate indices (n, L), each lowered one step of a random variable at a time until it is feasible.
 

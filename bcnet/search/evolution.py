@@ -168,12 +168,11 @@ def evolution(limits: Limits, config: SearchConfig, initial: Widths | None = Non
 
 
 def _first(limits: Limits, config: SearchConfig, rng: np.random.Generator) -> Indices:
-    """A random population; among feasible ones also the uniform scaling, so that the search is never worse."""
+    """A random population, of feasible widths unless any will do."""
     if not config.feasible_only:
         return limits.space.encode(limits.space.sample(rng, config.population))
-    drawn = limits.space.encode(limits.sample(rng, config.population)[0])
-    even = limits.uniform_index()[None]
-    return np.vstack([even[limits.feasible(limits.space.decode(even))], drawn])[: config.population]
+    drawn = limits.sample(rng, config.population)[0]
+    return limits.space.encode(limits.with_uniform(drawn)[: config.population])
 
 
 def _objectives(limits: Limits, widths: Widths, scores: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:

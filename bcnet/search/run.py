@@ -113,7 +113,8 @@ def _initial(
         raise BcnetError(f"strategy {config.strategy!r} takes no initial population: leave it out, or use evolution")
     if isinstance(initial, LossLog):
         rng = np.random.default_rng([config.seed, 3])
-        return prior_population(limits, initial.errors(), config.population, rng, config.effective)
+        widths, report = prior_population(limits, initial.errors(), config.population, rng, config.effective)
+        return limits.with_uniform(widths)[: config.population], report
     return limits.space.decode(np.atleast_2d(limits.space.encode(initial))), None
 
 
