@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from bcnet import __version__
 from bcnet.data.load import load_data
 from bcnet.data.source import Data
 from bcnet.errors import BcnetError
+from bcnet.provenance import commit, package_version
 from bcnet.recipe import Recipe
 from bcnet.runfolder import RunFolder
 from bcnet.search.budget import Budget, Limits, parse_budget
@@ -207,9 +206,9 @@ def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:
         "bcnet": __version__,
         "command": command,
         "seed": recipe.seed,
-        "commit": _commit(),
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": {"python": platform.python_version(), **{p: v for p in packages if (v := _version(p))}},
+        "versions": {"python": platform.python_version(), **{p: v for p in packages if (v := package_version(p))}},
         "machine": {
             "system": platform.platform(),
             "processor": platform.machine(),
@@ -218,23 +217,6 @@ def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:
         },
         "device": device,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of bcnet's own checkout, where it is one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
 
 
 def command_line() -> list[str]:

@@ -79,7 +79,7 @@ def regret_lines(regret: Regret) -> list[str]:
 
 def step_lines(regret: Regret) -> list[str]:
     lines = [row("search", "200", "400", "2,000", "front, 400", "front, 2,000"), row("---", *["---:"] * 5)]
-    for name in (step for step in STEPS if regret.per_case(step)):
+    for name in (step for step in STEPS if len(regret.per_case(step)) == 6):
         label = "+ a quarter for the front = `evolution`" if name == "evolution" else name
         cells = [number(regret.at(name, n)) for n in (200, 400, 2000)]
         lines.append(row(label, *cells, *(f"{share:.1%}" for share in regret.mean(name, "front"))))
