@@ -48,8 +48,8 @@ class LossLog:
         """Potential errors (``eq10``): the mean loss of the recorded widths that use a candidate.
 
         The paper takes only the ``top`` 100 widths of least loss. That hides how bad a candidate's other
-        widths were: on the benchmark's tables the whole log gives populations that are better by 0.16 to
-        0.6 points of accuracy (docs/results/search.md), so it is the default.
+        widths were: on the benchmark's tables the whole log gives populations that are better by 0.17 to
+        0.46 points of accuracy (docs/results/search.md), so it is the default.
 
         A candidate that no widths used gets the value interpolated between the next used candidates
         below and above it, or that of the nearest where it has none on one side.
