@@ -8,6 +8,7 @@ SyncBatchNorm runs on GPUs only and is a module; a path needs a function.)
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -55,7 +56,14 @@ def start(cpu: bool = False) -> Place:
     except ImportError:
         raise BcnetError("training with several processes needs accelerate: pip install accelerate") from None
     accelerator = Accelerator(cpu=on_cpu)
+    atexit.register(_leave)
     return Place(accelerator.process_index, accelerator.num_processes, accelerator.device)
+
+
+def _leave() -> None:
+    """Leave the other processes in order: threads that still wait for messages would abort the interpreter's end."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def world() -> tuple[int, int]:
