@@ -173,8 +173,7 @@ def _calibrated(
     table: LatencyTable, space: NetworkSpace, timer: Timer, config: TimingConfig, told: Callable[[int], None]
 ) -> LatencyTable:
     """The table with its weights fitted to whole networks: relative errors are squared, no weight is negative."""
-    rng = np.random.default_rng(0)
-    drawn = [space.min, space.max, *space.sample(rng, FITTED + CHECKED - 2)]
+    drawn = _spread(space, FITTED) + _spread(space, CHECKED + 2)[1:-1]
     times = np.full(len(drawn), np.inf)
     for done in range(timer.turns * len(drawn)):
         i = done % len(drawn)
@@ -187,6 +186,15 @@ def _calibrated(
         for i, (widths, guess, time) in enumerate(zip(drawn, parts @ weights, times, strict=True))
     )
     return replace(table, weights=weights, networks=networks)
+
+
+def _spread(space: NetworkSpace, n: int) -> list[Widths]:
+    """``n`` widths from the smallest to the largest network, at random around even steps between them."""
+    rng = np.random.default_rng(n)
+    top = np.array([len(v.candidates) - 1 for v in space.variables])
+    steps = np.linspace(0, 1, n)[:, None]
+    noise = rng.uniform(-0.3, 0.3, (n, len(top))) * (4 * steps * (1 - steps))
+    return list(space.decode(np.clip((steps + noise) * top, 0, top).round().astype(np.int64)))
 
 
 def _time_network(space: NetworkSpace, widths: Widths, timer: Timer, batch: int) -> float:
