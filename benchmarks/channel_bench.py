@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--table", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, help="for the scores of all widths and scatter plots")
     parser.add_argument("--limit", type=float, default=float("inf"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=256)
@@ -60,16 +61,17 @@ def main() -> None:
             print(f"skipped {config.name}: the time is up", flush=True)
             continue
         try:
-            report = rank(config, data, tables[config.space], args.device)
+            report = rank(config, data, tables[config.space], args.device, args.folder)
         except Exception as error:
             print(f"{config.name} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             continue
         results.append(report)
         args.out.write_text(json.dumps(results, indent=2) + "\n")
         print(
-            f"{config.name} lr={config.lr}: Kendall {report['kendall']:.3f} Pearson {report['pearson']:.3f}, test "
+            f"{config.name}: Kendall {report['kendall']:.3f} Pearson {report['pearson']:.3f}, test "
             f"{report.get('test', {}).get('accuracy', {}).get('kendall', float('nan')):.3f}, by loss "
-            f"{report.get('held_out', {}).get('loss', {}).get('kendall', float('nan')):.3f}; train "
+            f"{report.get('held_out', {}).get('loss', {}).get('kendall', float('nan')):.3f}; mean "
+            f"{report.get('held_out', {}).get('mean')}; train "
             f"{report.get('train_seconds', 0):.0f} s, score {report.get('score_seconds', 0):.0f} s",
             flush=True,
         )

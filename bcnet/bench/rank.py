@@ -6,22 +6,24 @@ held-out part and, beside it, on the test images as the paper's authors did. The
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bcnet.bench.correlation import correlations
 from bcnet.bench.files import write_whole
 from bcnet.bench.table import ChannelBench
 from bcnet.bench.tas import TAS, train_tas
-from bcnet.data.source import Data
+from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
@@ -42,9 +44,10 @@ SHARES = (0.25, 0.5, 0.75)
 class RankConfig:
     """One rank-correlation experiment.
 
-    ``average`` also scores the mean of both sides' logits. ``complement``, ``sides`` and ``base`` override the
-    method's own, for ablations; with ``base`` 2 the narrowest quarter of every variable is left out, and so are
-    the table's networks that use it.
+    ``images`` are scored of the held-out part and of the test set each (0: all), in batches of ``score_batch``
+    whose statistics a path uses (0: the data's own). ``average`` also scores the mean of both sides' logits.
+    ``complement``, ``sides``, ``draws`` and ``base`` override the method's own, for ablations; with ``base`` 2 the
+    narrowest quarter of every variable is left out, and so are the table's networks that use it.
     """
 
     space: str = "mobilenet"
@@ -57,8 +60,12 @@ class RankConfig:
     bf16: bool = True
     complement: bool | None = None
     sides: str | None = None
+    draws: int | None = None
     base: int = 1
     average: bool = False
+    images: int = 0
+    score_batch: int = 0
+    engine: Literal["auto", "plain", "fused"] = "auto"
 
     def __post_init__(self) -> None:
         if self.space not in NETWORKS:
@@ -69,7 +76,12 @@ class RankConfig:
 
     @property
     def name(self) -> str:
-        return f"{self.space}-{self.method}-{self.epochs}ep-seed{self.seed}"
+        """What tells this experiment from any other: its folder's name."""
+        told = ("space", "method", "epochs", "seed")
+        rest = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in told]
+        usual = {f"{f.name}={f.default}" for f in fields(self)}
+        changed = [text for text in rest if text not in usual]
+        return "-".join([self.space, self.method, f"{self.epochs}ep", f"seed{self.seed}", *changed])
 
     def resolved(self) -> Method:
         """The method with this experiment's switches."""
@@ -81,6 +93,8 @@ class RankConfig:
                 changes["draws"] = 2 * method.strategy.draws
         if self.sides is not None:
             changes["sides"] = self.sides
+        if self.draws is not None:
+            changes["draws"] = self.draws
         return Method(method.principle, replace(method.strategy, **changes))
 
 
@@ -119,7 +133,7 @@ def rank(
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None:
-            scores[part] = score_all(net, source.batches(0, device=device), options=options)
+            scores[part] = score_all(net, _batches(source, config, device), options=options)
             results[part] = _compare(scores[part], table, wanted, space)
     report = {
         **asdict(config),
@@ -149,7 +163,7 @@ def _train(
     recipe = Optimisation(
         epochs=config.epochs, lr=config.lr, weight_decay=config.weight_decay, ema=config.ema, bf16=config.bf16
     )
-    training = SupernetTraining(method.strategy, recipe, seed=config.seed)
+    training = SupernetTraining(method.strategy, recipe, seed=config.seed, engine=config.engine)
     if config.method == TAS:
         train_tas(net, data, training, progress)
     else:
@@ -168,6 +182,14 @@ def _rows(space: NetworkSpace, table: ChannelBench) -> NDArray[np.int64]:
     return np.asarray(table.space.index(_all_widths(space)))
 
 
+def _batches(source: Source, config: RankConfig, device: str) -> list[tuple[Tensor, Tensor]]:
+    """The images to score, in batches of the size that was asked for."""
+    rows = list(source.batches(0, device=device))
+    x, y = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    count, size = config.images or len(x), config.score_batch or len(rows[0][0])
+    return list(zip(x[:count].split(size), y[:count].split(size), strict=True))
+
+
 def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64], space: NetworkSpace) -> dict[str, Any]:
     """Correlations of each way to read a score off the paths, and the regret of the best found by it."""
     truth = table.mean[rows]
@@ -181,6 +203,7 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64], sp
         readings |= {"accuracy_of_mean_logits": scores.average_accuracy, "loss_of_mean_logits": -scores.average_loss}
     found: dict[str, Any] = {name: correlations(score, truth) for name, score in readings.items()}
     found["regret"] = _regrets(readings["accuracy"], truth, space)
+    found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
 
@@ -209,7 +232,12 @@ def _paths(config: RankConfig, space: NetworkSpace) -> int:
 
 
 def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:
+    """``scores.npz`` has PART_accuracy and PART_loss (sides, widths) and the table's ``truth`` (widths,)."""
     place.mkdir(parents=True, exist_ok=True)
+    arrays = {f"{part}_{name}": getattr(s, name) for part, s in scores.items() for name in ("accuracy", "loss")}
+    held = io.BytesIO()
+    np.savez_compressed(held, truth=truth.astype(np.float32), **{k: v.astype(np.float32) for k, v in arrays.items()})
+    write_whole(place / "scores.npz", held.getvalue())
     write_whole(place / "scatter.svg", scatter_svg(scores["held_out"].accuracy.mean(0), truth, report).encode())
     write_whole(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
 
