@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
-from bcnet.supernet import checkpoint
+from bcnet.supernet import checkpoint, distributed
+from bcnet.supernet.graphed import Graphed
 from bcnet.supernet.loop import History, Loop, Progress, out_of_memory
 from bcnet.task import Task
 
@@ -61,13 +62,22 @@ class RandomBaseline:
 
 @dataclass(frozen=True)
 class Retraining:
-    """How a plain network is trained."""
+    """How a plain network is trained.
+
+    ``engine``: ``auto`` records a step on a GPU once and replays it (:mod:`bcnet.supernet.graphed`), ``plain`` runs
+    every step as it is, for networks whose Python code does something else from step to step.
+    """
 
     optimisation: Optimisation = field(default_factory=Optimisation)
     distillation: Distillation | None = None
     seed: int = 0
     checkpoint_minutes: float = 5.0
     channels_last: bool = True
+    engine: Literal["auto", "plain"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", "plain"):
+            raise BcnetError(f"engine is {self.engine!r:.40}, but it must be auto or plain")
 
 
 def retrain(
@@ -174,8 +184,16 @@ class _Retrainer(Loop):
         self.teacher = None if teacher is None else teacher.to(self.device).eval()
         if config.distillation is not None and teacher is None:
             raise BcnetError("distillation needs a teacher: give the trained full network")
+        record = config.engine == "auto" and self.device.type == "cuda" and distributed.world()[1] == 1
+        self.graphed = Graphed(self._run, network.parameters()) if record else None
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.parts > 1:
+            self.graphed = None  # memory is short, and a recorded step holds its own
+        return self._run(x, y) if self.graphed is None else self.graphed(x, y)
+
+    def _run(self, x: Tensor, y: Tensor) -> Tensor:
+        """Forwards and backwards, kernel by kernel."""
         self.optimizer.zero_grad(set_to_none=True)
         losses = []
         for part, target, share in self.split(x, y):

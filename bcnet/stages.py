@@ -228,18 +228,23 @@ def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
 
 def retrain_all(run: Run) -> None:
     """Train what was found, and what it is compared with, from scratch; each is a result of its own."""
-    found = {"found": run.read("search")["best"]["widths"], **run.read("couple")["widths"]}
     names = [name for name in ("full", "uniform", "random") if name in run.recipe.compare]
     if run.recipe.distillation is not None and "full" not in names:
         names.insert(0, "full")
     for name in [*names, "found"]:
-        if run.done(f"retrain/{name}"):
-            continue
-        if name == "random":
-            _retrain_random(run)
-        else:
-            _retrain_one(run, name, found[name])
+        retrain_one(run, name)
     run.write("retrain", {"networks": [*names, "found"]})
+
+
+def retrain_one(run: Run, name: str) -> None:
+    """Train ``full``, ``uniform``, ``random`` or ``found`` from scratch, unless that is done; a teacher comes first."""
+    if run.done(f"retrain/{name}"):
+        return
+    if name == "random":
+        _retrain_random(run)
+    else:
+        widths = run.read("search")["best"]["widths"] if name == "found" else run.read("couple")["widths"][name]
+        _retrain_widths(run, name, widths)
 
 
 def _retraining(run: Run, name: str) -> Retraining:
@@ -251,10 +256,11 @@ def _retraining(run: Run, name: str) -> Retraining:
         seed=r.seed,
         checkpoint_minutes=r.checkpoint_minutes,
         channels_last=r.channels_last,
+        engine="plain" if r.engine == "plain" else "auto",
     )
 
 
-def _retrain_one(run: Run, name: str, widths: list[int]) -> None:
+def _retrain_widths(run: Run, name: str, widths: list[int]) -> None:
     start, config = time.monotonic(), _retraining(run, name)
     network = run.fresh(widths)
     history = retrain(

@@ -1,0 +1,105 @@
+"""Training steps as CUDA graphs: the same training, and a notice where a step cannot be recorded."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import toy
+from torch import Tensor, nn
+
+from bcnet.data import DeviceData, LoadOptions
+from bcnet.data.source import from_loaders
+from bcnet.errors import BcnetError
+from bcnet.optim import Optimisation
+from bcnet.retrain import Distillation, Retraining, retrain
+from bcnet.supernet.graphed import WARM_UP, Graphed
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+NOTICE = "steps are launched kernel by kernel, not as one CUDA graph: "
+
+
+def draws_nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [random.random, lambda: np.random.random(), lambda: torch.rand(1), draws_nothing],  # noqa: NPY002
+)
+def test_a_step_that_cannot_be_recorded_runs_as_it_is_after_one_notice(draw: Callable[[], object]) -> None:
+    weight = nn.Parameter(torch.zeros(3))
+
+    def learn(x: Tensor, y: Tensor) -> Tensor:
+        draw()
+        weight.grad = x.sum() * torch.ones(3)
+        return y.float().mean()[None]
+
+    graphed = Graphed(learn, [weight])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(WARM_UP + 3):
+            losses = graphed(torch.full((2,), float(step)), torch.tensor([step, step + 1]))
+            assert losses.tolist() == [step + 0.5]
+            assert weight.grad is not None
+            assert weight.grad.tolist() == [2.0 * step] * 3
+    (notice,) = [str(w.message) for w in caught]
+    assert notice.startswith(NOTICE)
+    assert notice.endswith("the network draws random numbers on the host") == (draw is not draws_nothing)
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(BcnetError) as caught:
+        Retraining(engine="fast")  # type: ignore[arg-type]
+    assert str(caught.value) == "engine is 'fast', but it must be auto or plain"
+
+
+def trained(engine: str, distil: bool = False, ragged: bool = False) -> tuple[dict[str, Tensor], list[float]]:
+    x, y = toy.images()
+    held = DeviceData(x, y, mean=(0.0,), std=(1.0,), classes=4, device="cuda")
+    source = held.train(LoadOptions(batch_size=16))
+    if ragged:
+        batches = [(x[a:b].cuda(), y[a:b].cuda()) for a, b in ((0, 32), (32, 64), (64, 75), (75, 96))]
+        source = from_loaders(batches, batches).train  # type: ignore[assignment]
+    torch.manual_seed(0)
+    network, teacher = toy.network().cuda(), toy.network().cuda()
+    config = Retraining(
+        Optimisation(epochs=4, lr=0.05, weight_decay=5e-4, ema=0.9),
+        Distillation() if distil else None,
+        engine=engine,  # type: ignore[arg-type]
+    )
+    history = retrain(network, source, config, teacher=teacher if distil else None)
+    return network.state_dict(), [loss for _, loss, _ in history]
+
+
+@cuda
+@pytest.mark.parametrize("more", [{}, {"distil": True}, {"ragged": True}])
+def test_a_recorded_step_trains_as_the_plain_one(more: dict[str, bool]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (weights, losses), (plain, expected) = trained("auto", **more), trained("plain", **more)
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@cuda
+def test_a_forward_that_waits_for_the_gpu_runs_as_it_is() -> None:
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = toy.network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x * (1.0 if float(x.sum()) > 0 else 0.5))
+
+    x, y = toy.images()
+    held = DeviceData(x, y, mean=(0.0,), std=(1.0,), classes=4, device="cuda")
+    network = Waits().cuda()
+    with pytest.warns(UserWarning, match=NOTICE):
+        history = retrain(network, held.train(LoadOptions(batch_size=16)), Retraining(Optimisation(epochs=3, lr=0.05)))
+    assert history[-1][1] < history[0][1]
