@@ -17,6 +17,7 @@ from bcnet.space.network import NetworkSpace, trace
 from bcnet.supernet import fused
 from bcnet.supernet.fused import FusedEngine, PlainEngine, get_engine, reference
 from bcnet.supernet.fused.program import Unsupported, compile_program
+from bcnet.supernet.strategy import METHODS
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.train import SupernetTraining, train_supernet
 from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
@@ -94,14 +95,16 @@ def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fused_on_cpu")
-def test_training_is_the_same_with_both_engines() -> None:
+@pytest.mark.parametrize("method", ["bcv2", "autoslim"])
+def test_training_is_the_same_with_both_engines(method: str) -> None:
     rng = torch.Generator().manual_seed(2)
     data = [(torch.randn(8, 3, 16, 16, generator=rng), torch.randint(0, 10, (8,), generator=rng)) for _ in range(3)]
     nets, logs = [], []
     for bf16, engine in ((False, "plain, not fused: it computes in bf16, which was not asked for"), (True, "fused")):
-        net = make("mobilenet")
+        net = make("mobilenet", METHODS[method].principle)
         recipe = Optimisation(epochs=2, lr=0.01, label_smoothing=0.1, weight_decay=1e-4, bf16=bf16)
-        trained = train_supernet(net, LoaderSource(data), SupernetTraining(optimisation=recipe))
+        training = SupernetTraining(METHODS[method].strategy, recipe)
+        trained = train_supernet(net, LoaderSource(data), training)
         assert trained.engine == engine
         nets.append(net)
         logs.append(trained.history)

@@ -83,6 +83,19 @@ def train_supernet(
     return Trained(trainer.log, trainer.history, trainer.engine)
 
 
+def _teachers(paths: list[Path]) -> list[int | None] | None:
+    """For each path the number of the one it learns from: the last before it, on its side, that learns from labels."""
+    if all(path.learns == "labels" for path in paths):
+        return None
+    last: dict[str, int] = {}
+    found: list[int | None] = []
+    for number, path in enumerate(paths):
+        found.append(last[path.side] if path.learns == "teacher" else None)
+        if path.learns == "labels":
+            last[path.side] = number
+    return found
+
+
 class _Trainer(Loop):
     net: Supernet
     config: SupernetTraining
@@ -108,7 +121,6 @@ class _Trainer(Loop):
             "there are several processes, whose batch norms share their statistics": distributed.world()[1] > 1,
             "it computes in bf16, which was not asked for": not self.recipe.bf16,
             "the task is one of your own": own_task,
-            "paths learn from a teacher": self.config.strategy.sandwich,
         }
         if self.config.engine == "plain":
             return None, "plain, as asked for"
@@ -151,7 +163,7 @@ class _Trainer(Loop):
         """Run all paths on a part of a batch; that part's share of their losses, (p,)."""
         if self.fused is not None:
             pairs, weights = [(p.widths, p.side) for p in paths], [p.weight * share for p in paths]
-            return self.fused.step(x, y, pairs, weights, self.recipe.label_smoothing) * share
+            return self.fused.step(x, y, pairs, weights, self.recipe.label_smoothing, _teachers(paths)) * share
         losses: list[Tensor] = []
         pending: list[Tensor] = []
         runs: list[tuple[Any, list[Tensor]]] = []

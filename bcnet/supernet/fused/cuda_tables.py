@@ -10,10 +10,11 @@ from bcnet.supernet.fused.cuda_norm import SIZES
 
 @triton.jit(do_not_specialize=SIZES)
 def entropy(
-    logits, bias, labels, slope, found, losses, rows, classes, slot0, slot1, share0, share1, smoothing,
-    BIAS: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    logits, bias, labels, soft, slope, found, losses, rows, classes, slot0, slot1, share0, share1, smoothing,
+    BIAS: tl.constexpr, SOFT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Cross entropy of rows (sides, rows, classes) and its slope; a grid of (rows, sides)."""
+    """Cross entropy of rows (sides, rows, classes) with labels, and its slope, or with SOFT the slope of that with
+    a teacher's probabilities ``soft`` (rows, classes); a grid of (rows, sides)."""
     side = tl.program_id(1)
     row = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.arange(0, BC)
@@ -32,6 +33,8 @@ def entropy(
     target = tl.where(c[None, :] == label[:, None], 1.0 - smoothing, 0.0) + smoothing / classes
     loss = tl.where(here, -target * log, 0.0) / rows
     tl.atomic_add(losses + tl.where(side == 0, slot0, slot1), tl.sum(tl.sum(loss, 1), 0), sem="relaxed")
+    if SOFT:
+        target = tl.load(soft + row[:, None] * classes + c[None, :], mask=here, other=0.0)
     d = (e / total[:, None] - target) * (tl.where(side == 0, share0, share1) / rows)
     d = tl.where(here, d, 0.0)
     tl.store(slope + at, d.to(slope.dtype.element_ty), mask=here)

@@ -134,12 +134,19 @@ class FusedEngine:
 
     @torch.no_grad()
     def step(
-        self, x: Tensor, y: Tensor, paths: Sequence[Path], weights: Sequence[float] | None = None, smoothing: float = 0
+        self,
+        x: Tensor,
+        y: Tensor,
+        paths: Sequence[Path],
+        weights: Sequence[float] | None = None,
+        smoothing: float = 0,
+        teachers: Sequence[int | None] | None = None,
     ) -> Tensor:
+        """As the protocol says; ``teachers`` are the numbers of earlier paths that paths learn from (None: labels)."""
         self._refresh()
         image = x.to(self.dtype, memory_format=torch.channels_last)
         shares = _weights(weights, len(paths))
-        members = self._groups(paths)
+        members = self._groups(paths) if teachers is None else [[i] for i in range(len(paths))]
         groups = [self._places([paths[i] for i in group]) for group in members]
         packed = Packed(groups, self.dtype, x.device)
         self.kernels.pack(groups, self._tensors, packed)
@@ -147,13 +154,17 @@ class FusedEngine:
             dict(zip(self._names, zip(g.outer.tolist(), g.inner.tolist(), strict=True), strict=True)) for g in groups
         ]
         losses, rooms = self._zeros(sizes, groups, len(paths), x.device)
-        found = []
+        found, taught = [], dict[int | None, Tensor]()
         for i, (group, room) in enumerate(zip(members, rooms, strict=True)):
             half, full = packed.of(i)
             given = dict(zip(self._names, (*half, *full), strict=True))
             tape = Tape(self.program, self.kernels, given, sizes[i], len(group), room)
             logits = tape.forward(image)
-            tape.backward(logits, y, Goal(group, [shares[j] for j in group], smoothing), losses)
+            teacher = None if teachers is None else teachers[group[0]]
+            if teachers is not None and group[0] in teachers:
+                taught[group[0]] = tape.probabilities(logits)
+            goal = Goal(group, [shares[j] for j in group], smoothing, taught.get(teacher))
+            tape.backward(logits, y, goal, losses)
             found.append([tape.found[name] for name in self._names])
         self.kernels.unpack(groups, found, self._views)
         return losses

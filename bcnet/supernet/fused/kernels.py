@@ -238,9 +238,9 @@ def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: T
     rows = max(1, 1024 // block)
     _entropy(
         (-(-n // rows), sides, 1),
-        (logits, found if bias is None else bias, y, slope, found, losses, n, classes,
+        (logits, found if bias is None else bias, y, found if goal.soft is None else goal.soft, slope, found, losses, n, classes,
          goal.slots[0], goal.slots[-1], goal.shares[0], goal.shares[-1], goal.smoothing),
-        (bias is not None, rows, block),
+        (bias is not None, goal.soft is not None, rows, block),
     )  # fmt: skip
     return slope
 

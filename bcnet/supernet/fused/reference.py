@@ -110,7 +110,7 @@ def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: T
     log = torch.log_softmax(values, -1)
     target = F.one_hot(y, classes) * (1 - goal.smoothing) + goal.smoothing / classes
     losses[list(goal.slots)] = -(log * target).sum((1, 2)) / n
-    slope = (log.exp() - target) * torch.tensor(goal.shares, device=y.device).view(-1, 1, 1) / n
+    slope = (log.exp() - (target if goal.soft is None else goal.soft)) * torch.tensor(goal.shares, device=y.device).view(-1, 1, 1) / n
     found[: sides * classes] = slope.sum(1).flatten()
     return slope.to(logits.dtype)
 

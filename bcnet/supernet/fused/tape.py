@@ -88,6 +88,15 @@ class Tape:
         assert isinstance(layer, Linear)  # a program ends in one
         return torch.bmm(self.values[layer.x].base, self._matrix(layer.weight).transpose(1, 2))
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What the first side teaches: (n, classes) in float32, of the logits that :meth:`forward` gave."""
+        layer = self.program.layers[-1]
+        assert isinstance(layer, Linear)
+        values = logits[0].float()
+        if layer.bias is not None:
+            values = values + self.weights[layer.bias].flatten()[: values.shape[1]]
+        return values.softmax(1)
+
     def backward(self, logits: Tensor, y: Tensor, goal: Goal, losses: Tensor) -> None:
         """Gradients of all weights, from labels y (n,)."""
         for layer in reversed(self.program.layers):

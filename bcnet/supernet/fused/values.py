@@ -120,11 +120,13 @@ class Found(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What the sides of a group learn: the places of their losses, their shares in the sum, label smoothing."""
+    """What the sides of a group learn: the places of their losses, their shares in the sum, label smoothing, and
+    the probabilities (n, classes) of a teacher, which they learn in place of the labels."""
 
     slots: Sequence[int]
     shares: Sequence[float]
     smoothing: float
+    soft: Tensor | None = None
 
 
 @dataclass(frozen=True)
