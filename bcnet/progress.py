@@ -98,6 +98,8 @@ class Bar:
 
     def show(self, reading: Reading) -> None:
         self._bars.update(self._task, completed=reading.step, total=reading.steps, facts=str(reading))
+        if reading.step == reading.steps:
+            self._bars.stop()  # so that the terminal is free for the next bar
 
     def close(self) -> None:
         self._bars.stop()
@@ -176,6 +178,33 @@ def training_bar(
     finally:
         for display in displays:
             display.close()
+
+
+@contextmanager
+def counting_bar(title: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A callback (done, all) that shows a bar on a terminal and a line now and then elsewhere, from its first call on."""
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    console = console or Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+    bars = Bars(console=console) if console.is_terminal else None
+    task = bars.add_task(title, total=None) if bars else None
+    told = 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if bars is not None and task is not None:
+            bars.start()
+            bars.update(task, completed=done, total=total)
+        elif done == total or time.monotonic() - told >= LINE_EVERY:
+            told = time.monotonic()
+            console.print(f"{title}: {done:,} of {total:,}", soft_wrap=True, markup=False, highlight=False)
+
+    try:
+        yield tell
+    finally:
+        if bars is not None:
+            bars.stop()
 
 
 def _screen(title: str, console: Console | None) -> Display:

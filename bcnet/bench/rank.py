@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -27,7 +28,7 @@ from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
-from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.network import NetworkSpace
 from bcnet.supernet.exhaustive import AllScores, score_all
 from bcnet.supernet.principle import get_principle
 from bcnet.supernet.strategy import METHODS, Method
@@ -44,6 +45,8 @@ SHARES = (0.25, 0.5, 0.75)
 class RankConfig:
     """One rank-correlation experiment.
 
+    ``model``, as the command line names it, is a network of your own with ``groups`` candidates per variable, for
+    which ``bcnet bench build`` made a table; ``space`` is then a name for it.
     ``images`` are scored of the held-out part and of the test set each (0: all), in batches of ``score_batch``
     whose statistics a path uses (0: the data's own). ``average`` also scores the mean of both sides' logits.
     ``complement``, ``sides``, ``draws`` and ``base`` override the method's own, for ablations; with ``base`` 2 the
@@ -66,10 +69,14 @@ class RankConfig:
     images: int = 0
     score_batch: int = 0
     engine: Literal["auto", "plain", "fused"] = "auto"
+    model: str = ""
+    groups: int = 4
 
     def __post_init__(self) -> None:
-        if self.space not in NETWORKS:
-            raise BcnetError(f"unknown space {self.space!r}: there are {', '.join(NETWORKS)}")
+        if self.space not in NETWORKS and not self.model:
+            raise BcnetError(
+                f"unknown space {self.space!r:.60}: there are {', '.join(NETWORKS)}, or give a model and its own table"
+            )
         known = (*METHODS, TAS, *PREDICTORS)
         if self.method not in known:
             raise BcnetError(f"unknown method {self.method!r}: there are {', '.join(known)}")
@@ -80,7 +87,7 @@ class RankConfig:
         told = ("space", "method", "epochs", "seed")
         rest = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in told]
         usual = {f"{f.name}={f.default}" for f in fields(self)}
-        changed = [text for text in rest if text not in usual]
+        changed = [re.sub(r"[^\w.]+", "_", text.replace("=", "")) for text in rest if text not in usual]
         return "-".join([self.space, self.method, f"{self.epochs}ep", f"seed{self.seed}", *changed])
 
     def resolved(self) -> Method:
@@ -99,11 +106,11 @@ class RankConfig:
 
 
 def bench_space(config: RankConfig) -> NetworkSpace:
-    """The benchmark's network, traced, with its four candidates per variable."""
-    from bcnet import zoo
+    """The network of an experiment, traced, with its candidates: the benchmark's have four per variable."""
+    from bcnet.sources import load_model
 
-    model = zoo.build(NETWORKS[config.space])
-    return trace(model, torch.randn(2, 3, 32, 32), groups=4, base=config.base)
+    source = load_model(config.model or f"zoo:{NETWORKS[config.space]}")
+    return source.space(groups=config.groups, base=config.base)
 
 
 def rank(
@@ -113,8 +120,13 @@ def rank(
     device: str = "cpu",
     folder: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
+    scoring: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Train, score all widths, correlate; with ``folder`` a stopped run goes on and a finished one is read."""
+    """Train, score all widths, correlate; with ``folder`` a stopped run goes on and a finished one is read.
+
+    ``progress`` sees training steps, ``scoring`` the paths scored of all, once for the held-out images and once for
+    the test images.
+    """
     place = None if folder is None else Path(folder) / config.name
     if place is not None and (place / "rank.json").exists():
         found: dict[str, Any] = json.loads((place / "rank.json").read_text())
@@ -133,7 +145,7 @@ def rank(
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None:
-            scores[part] = score_all(net, _batches(source, config, device), options=options)
+            scores[part] = score_all(net, _batches(source, config, device), options=options, progress=scoring)
             results[part] = _compare(scores[part], table, wanted, space)
     report = {
         **asdict(config),
@@ -165,7 +177,7 @@ def _train(
     )
     training = SupernetTraining(method.strategy, recipe, seed=config.seed, engine=config.engine)
     if config.method == TAS:
-        train_tas(net, data, training, progress)
+        train_tas(net, data, training, folder, progress)
     else:
         train_supernet(net, data.train, training, folder=folder, progress=progress)
     return net

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcnet.data.source import Data
-from bcnet.optim import make_optimizer, set_rate
 from bcnet.supernet.gradients import PathGradients
+from bcnet.supernet.loop import Loop, Progress
 from bcnet.supernet.supernet import Supernet, Tap
-from bcnet.supernet.train import Progress, SupernetTraining
+from bcnet.supernet.train import SupernetTraining
 from bcnet.task import Task
 
 TAS = "tas"
+PASSES = 2
+"""Mixed passes a step, each of which counts as two paths."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,16 @@ class Mix:
         return mixed
 
 
+@cache
+def interpolation(narrow: int, wide: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Adaptive average pooling from ``narrow`` to ``wide`` channels as a matrix (narrow, wide)."""
+    return F.adaptive_avg_pool1d(torch.eye(narrow)[:, None], wide)[:, 0].to(device, dtype)
+
+
 def _stretch(x: Tensor, channels: int) -> Tensor:
-    """Channel-wise interpolation to ``channels``: adaptive average pooling along the channel axis."""
-    n, c, h, w = x.shape
-    flat = x.permute(0, 2, 3, 1).reshape(n * h * w, 1, c)
-    pooled = F.adaptive_avg_pool1d(flat, channels)
-    return pooled.reshape(n, h, w, channels).permute(0, 3, 1, 2)
+    """Channel-wise interpolation of x (n, c, h, w) to ``channels``."""
+    matrix = interpolation(x.shape[1], channels, x.device, x.dtype)
+    return (x.permute(0, 2, 3, 1) @ matrix).permute(0, 3, 1, 2)
 
 
 class Widths(nn.Module):
@@ -80,65 +88,67 @@ class Widths(nn.Module):
 
 
 def train_tas(
-    net: Supernet, data: Data, config: SupernetTraining, progress: Callable[[Progress], None] | None = None
-) -> Widths:
-    """Train ``net``'s weights and the widths' logits by turns; returns the learnt distribution."""
-    device = next(net.parameters()).device
-    recipe, task = config.optimisation, Task.classification(config.optimisation.label_smoothing)
-    torch.manual_seed(config.seed)
-    widths = Widths([v.candidates for v in net.space.variables])
-    architect = torch.optim.Adam(widths.parameters(), lr=1e-3, betas=(0.5, 0.999))
-    gradients, optimizer = PathGradients(net), make_optimizer(net, recipe)
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    net.train()
-    held_out = cycle(list(data.val.batches(0, device=device)))
-    per_epoch = len(data.train)
-    for step in range(recipe.epochs * per_epoch):
-        epoch, start = divmod(step, per_epoch)
-        if start == 0:
-            batches = data.train.batches(epoch, 0, device)
-        x, y = next(batches)
-        set_rate(optimizer, recipe.rate(step, per_epoch))
-        gradients.zero()
-        losses = torch.stack([_weight_pass(net, gradients, widths, task, x, y, recipe.bf16) for _ in range(2)])
-        optimizer.step()
-        if step % 4 == 0:
-            _architecture_pass(net, widths, architect, task, next(held_out), len(x), recipe.bf16)
-        if progress is not None:
-            rate = recipe.rate(step, per_epoch)
-            progress(Progress(step + 1, recipe.epochs * per_epoch, epoch, rate, len(x), losses))
-    return widths
-
-
-def _weight_pass(
-    net: Supernet, gradients: PathGradients, widths: Widths, task: Task, x: Tensor, y: Tensor, bf16: bool
-) -> Tensor:
-    with torch.no_grad():
-        wide, mix = widths.sample()
-    plan = net.plan(wide)
-    leaves = gradients.leaves(plan)
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-        loss = task.loss(net.run(plan, x, leaves, tap=mix.tap(net)), y)
-    gradients.backward(loss / 2, [(plan, leaves)])
-    return loss.detach()
-
-
-def _architecture_pass(
     net: Supernet,
-    widths: Widths,
-    architect: torch.optim.Optimizer,
-    task: Task,
-    batch: tuple[Tensor, Tensor],
-    size: int,
-    bf16: bool,
-) -> None:
-    x, y = batch[0][:size], batch[1][:size]
-    wide, mix = widths.sample()
-    plan = net.plan(wide)
-    with torch.no_grad():
-        views = net.views(plan)
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
-        loss = task.loss(net.run(plan, x, views, tap=mix.tap(net)), y)
-    architect.zero_grad()
-    loss.backward(inputs=list(widths.parameters()))
-    architect.step()
+    data: Data,
+    config: SupernetTraining,
+    folder: str | Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Widths:
+    """Train ``net``'s weights and the widths' logits by turns; returns the learnt distribution.
+
+    With ``folder``, checkpoints go there and a stopped training goes on.
+    """
+    loop = _Loop(net, data, config, folder)
+    loop.run(progress)
+    loop.finish()
+    return loop.widths
+
+
+class _Loop(Loop):
+    net: Supernet
+
+    def __init__(self, net: Supernet, data: Data, config: SupernetTraining, folder: str | Path | None):
+        super().__init__(net, data.train, config, folder)
+        self.task = Task.classification(self.recipe.label_smoothing)
+        torch.manual_seed(config.seed)
+        self.widths = Widths([v.candidates for v in net.space.variables])
+        self.architect = torch.optim.Adam(self.widths.parameters(), lr=1e-3, betas=(0.5, 0.999))
+        self.gradients = PathGradients(net)
+        self.held_out = list(data.val.batches(0, device=self.device))
+
+    def learn(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.step % 4 == 0:
+            self._learn_widths(*self.held_out[self.step // 4 % len(self.held_out)], len(x))
+        self.gradients.zero()
+        return torch.stack([self._learn_weights(x, y) for _ in range(PASSES)])
+
+    def _learn_weights(self, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            wide, mix = self.widths.sample()
+        plan = self.net.plan(wide)
+        leaves = self.gradients.leaves(plan)
+        with self.autocast():
+            loss = self.task.loss(self.net.run(plan, x, leaves, tap=mix.tap(self.net)), y)
+        self.gradients.backward(loss / PASSES, [(plan, leaves)])
+        return loss.detach()
+
+    def _learn_widths(self, x: Tensor, y: Tensor, size: int) -> None:
+        wide, mix = self.widths.sample()
+        plan = self.net.plan(wide)
+        with torch.no_grad():
+            views = self.net.views(plan)
+        with self.autocast():
+            loss = self.task.loss(self.net.run(plan, x[:size], views, tap=mix.tap(self.net)), y[:size])
+        self.architect.zero_grad()
+        loss.backward(inputs=list(self.widths.parameters()))
+        self.architect.step()
+
+    def identity(self) -> Any:
+        return [TAS, [list(v.candidates) for v in self.net.space.variables]]
+
+    def extra(self) -> dict[str, Any]:
+        return {"widths": dict(self.widths.state_dict()), "architect": self.architect.state_dict()}
+
+    def restore_extra(self, tree: dict[str, Any]) -> None:
+        self.widths.load_state_dict(tree["widths"])
+        self.architect.load_state_dict(tree["architect"])

@@ -56,13 +56,17 @@ def show_stats(
 
 @bench_app.command("rank")
 def rank_space(
-    space: Annotated[str, typer.Option("--space", help="mobilenet or resnet.")] = "mobilenet",
+    space: Annotated[str, typer.Option("--space", help="mobilenet, resnet, or a name where --model is given.")] = (
+        "mobilenet"
+    ),
+    model: Annotated[str, typer.Option(help="A network of your own, whose table `bcnet bench build` made.")] = "",
+    groups: Annotated[int, typer.Option(min=1, help="Candidates of a width variable of your own network.")] = 4,
     method: Annotated[
         str, typer.Option(help="bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops or params.")
     ] = "bcv2",
     epochs: Annotated[int, typer.Option(min=1, help="Epochs the supernet is trained.")] = 26,
     seeds: Annotated[str, typer.Option(help="One seed or several, as in 0,1,2.")] = "0",
-    data: Annotated[str, typer.Option(help="cifar10:FOLDER.")] = "",
+    data: Annotated[str, typer.Option(help="cifar10:FOLDER, or what your own table was built with.")] = "",
     path: Annotated[Path | None, TABLE_OPTION] = None,
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, rank.json and the scatter plot.")] = Path(
         "runs/rank"
@@ -71,36 +75,41 @@ def rank_space(
     batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
     complement: Annotated[bool | None, typer.Option(help="Ablation: train the complement too, or not.")] = None,
     sides: Annotated[str | None, typer.Option(help="Ablation: both, alternate or left.")] = None,
-    base: Annotated[int, typer.Option(min=1, max=4, help="Ablation: the base width in quarters.")] = 1,
+    base: Annotated[int, typer.Option(min=1, help="Ablation: the base width in groups.")] = 1,
+    images: Annotated[int, typer.Option(min=0, help="Images scored of the held-out and of the test part; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda; else the GPU where there is one.")] = "",
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Train a supernet, score every network of the space with it, and correlate with the table."""
+    """Train a supernet, score every network of the space with it, and correlate with the table.
+
+    Scoring holds at most 4 GB on a CPU and 60 % of the free memory on a GPU.
+    """
     from dataclasses import replace
 
     import torch
 
-    from bcnet.bench.rank import RankConfig, rank
+    from bcnet.bench.rank import RankConfig, bench_space, rank
     from bcnet.bench.table import ChannelBench
     from bcnet.data import LoadOptions, load_data
     from bcnet.errors import BcnetError
-    from bcnet.progress import training_bar
+    from bcnet.progress import counting_bar, training_bar
 
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    first = RankConfig(space, method, epochs, lr=lr, bf16=where != "cpu", complement=complement, sides=sides, base=base)
+    settings = {"lr": lr, "complement": complement, "sides": sides, "base": base, "images": images}
+    first = RankConfig(space, method, epochs, bf16=where != "cpu", model=model, groups=groups, **settings)
     configs = [replace(first, seed=n) for n in numbers]
-    loaded = ChannelBench.load(space, path)
+    loaded = ChannelBench.load(bench_space(first) if model else space, path)
     if not data:
         raise BcnetError("rank trains on CIFAR-10: say where it lies with --data cifar10:FOLDER")
-    images = load_data(data, device=where, options=LoadOptions(batch_size=batch, channels_last=True))
+    parts = load_data(data, device=where, options=LoadOptions(batch_size=batch, channels_last=True))
     reports = []
     for config in configs:
-        with training_bar(config.name) as bar:
-            reports.append(rank(config, images, loaded, where, out, bar))
+        with training_bar(config.name) as bar, counting_bar("scoring all widths") as count:
+            reports.append(rank(config, parts, loaded, where, out, bar, count))
     if as_json:
         print_json(reports if len(reports) > 1 else reports[0])
         return

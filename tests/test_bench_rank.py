@@ -1,0 +1,185 @@
+"""``bcnet bench rank`` on a tiny network with a table of its own: every method, switches, resuming, what it writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bcnet.bench import ChannelBench
+from bcnet.bench.correlation import correlations
+from bcnet.bench.rank import RankConfig, bench_space, rank
+from bcnet.bench.tas import _stretch
+from bcnet.cli import app
+from bcnet.data import LoadOptions, load_data
+from bcnet.errors import BcnetError
+from bcnet.supernet.evaluate import Evaluator
+from bcnet.supernet.loop import Progress
+from bcnet.supernet.supernet import Supernet
+
+NET = """
+from torch import nn
+
+def tiny():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )
+
+tiny.input_shape = (1, 8, 8)
+"""
+METHODS = ("bcv2", "bcv2-alternate", "bcv2-printed", "bc", "ua", "autoslim", "tas")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RankConfig:
+    (tmp_path / "tiny.py").write_text(NET)
+    return RankConfig("tiny", "bcv2", epochs=1, bf16=False, model=f"{tmp_path / 'tiny.py'}:tiny")
+
+
+@pytest.fixture
+def table(config: RankConfig) -> ChannelBench:
+    """Accuracies that grow with both widths, and noise: no network was trained for it."""
+    space = bench_space(config)
+    empty = ChannelBench(space, np.zeros((space.size, 1)))
+    noise = np.random.default_rng(0).normal(size=(space.size, 3))
+    return ChannelBench(space, 60 + empty.widths.sum(1, keepdims=True) + noise)
+
+
+def data() -> Any:
+    return load_data("digits", options=LoadOptions(batch_size=128, eval_batch_size=64))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_ranks_with_four_paths_a_step(
+    config: RankConfig, table: ChannelBench, method: str
+) -> None:
+    report = rank(replace(config, method=method), data(), table)
+    assert report["paths_per_step"] == (2 if method == "bcv2-alternate" else 4)
+    sides = ["left"] if method in ("ua", "autoslim", "tas") else ["left", "right"]
+    for part in ("held_out", "test"):
+        found = report[part]
+        assert [k for k in found if k.startswith("accuracy_")] == [f"accuracy_{s}" for s in sides]
+        assert all(-1 <= found[k][n] <= 1 for k in ("accuracy", "loss") for n in ("pearson", "spearman", "kendall"))
+        assert set(found["regret"]) <= {"25%", "50%", "75%"}
+        assert all(0 <= r["top10"] <= r["top1"] for r in found["regret"].values())
+        assert 0 < found["mean"]["accuracy"] < 1
+    assert report["kendall"] == report["held_out"]["accuracy"]["kendall"]
+
+
+def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: ChannelBench, tmp_path: Path) -> None:
+    """The stored scores correlate as reported, and are what one-by-one scoring of the stored supernet gives."""
+    parts = data()
+    steps: list[Progress] = []
+    counts: list[tuple[int, int]] = []
+    report = rank(config, parts, table, "cpu", tmp_path, steps.append, lambda *done: counts.append(done))
+    folder = tmp_path / config.name
+    stored = np.load(folder / "scores.npz")
+    assert stored["held_out_accuracy"].shape == (2, len(table))
+    assert correlations(stored["held_out_loss"].mean(0) * -1.0, table.mean)["kendall"] == pytest.approx(
+        report["held_out"]["loss"]["kendall"], abs=1e-3
+    )
+    assert len(steps) == len(parts.train)
+    assert {done / total for done, total in counts} >= {1.0}
+    assert (folder / "scatter.svg").read_text().count("<circle") == len(table)
+
+    from bcnet.supernet import checkpoint
+
+    net = Supernet(bench_space(config), "bcv2")
+    net.load_state_dict(checkpoint.unpack(*checkpoint.load(folder / "checkpoints"))["net"])
+    evaluator = Evaluator(net, list(parts.val.batches(0)), statistics="batch")
+    for row in (0, 5, 15):
+        for side, found in zip(("left", "right"), stored["held_out_accuracy"][:, row], strict=True):
+            assert evaluator.score(table.widths[row], side=side)["score"] == pytest.approx(found, abs=1e-4)
+
+
+def test_a_finished_experiment_is_read_and_a_stopped_one_goes_on(
+    config: RankConfig, table: ChannelBench, tmp_path: Path
+) -> None:
+    for method in ("bcv2", "tas"):
+        mine = replace(config, method=method, epochs=2)
+        whole = rank(mine, data(), table, "cpu", tmp_path / "whole")
+        assert rank(mine, data(), table, "cpu", tmp_path / "whole") == whole
+
+        def stop(state: Progress) -> None:
+            if state.step == 13:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            rank(mine, data(), table, "cpu", tmp_path / "stopped", stop)
+        seen: list[int] = []
+        resumed = rank(mine, data(), table, "cpu", tmp_path / "stopped", lambda state: seen.append(state.step))
+        assert seen[0] == 14
+        assert resumed["held_out"] == whole["held_out"]
+
+
+def test_settings_have_folders_of_their_own(config: RankConfig) -> None:
+    names = [config, replace(config, lr=0.4), replace(config, complement=False), replace(config, seed=1)]
+    assert len({c.name for c in names}) == 4
+    assert RankConfig(lr=0.4, images=2048).name == "mobilenet-bcv2-26ep-seed0-lr0.4-images2048"
+
+
+def test_fewer_images_and_their_batches(config: RankConfig, table: ChannelBench) -> None:
+    one = rank(replace(config, images=64), data(), table)
+    same = rank(replace(config, images=64, score_batch=64), data(), table)
+    other = rank(replace(config, images=64, score_batch=32), data(), table)
+    assert one["held_out"] == same["held_out"] != other["held_out"]
+
+
+def test_predictors_need_no_training(config: RankConfig, table: ChannelBench) -> None:
+    report = rank(replace(config, method="flops"), data(), table)
+    assert report["kendall"] == pytest.approx(correlations(table.costs["flops"], table.mean)["kendall"])
+
+
+def test_ablations(config: RankConfig, table: ChannelBench) -> None:
+    report = rank(replace(config, complement=False, sides="left", base=2), data(), table)
+    assert report["paths_per_step"] == 2
+    assert "accuracy_right" in report["held_out"]
+
+
+def test_interpolation_is_adaptive_pooling_over_channels() -> None:
+    x = torch.randn(2, 5, 3, 3)
+    rows = torch.nn.functional.adaptive_avg_pool1d(x.permute(0, 2, 3, 1).reshape(18, 1, 5), 12)
+    torch.testing.assert_close(_stretch(x, 12), rows.reshape(2, 3, 3, 12).permute(0, 3, 1, 2))
+
+
+def test_the_command(config: RankConfig, table: ChannelBench, tmp_path: Path) -> None:
+    table.save(tmp_path / "table.json")
+    arguments = ["bench", "rank", "--space", "tiny", "--model", config.model, "--table", str(tmp_path / "table.json")]
+    arguments += ["--data", "digits", "--epochs", "1", "--seeds", "0,1", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    reports = json.loads(done.stdout)
+    assert [r["seed"] for r in reports] == [0, 1]
+    assert {"space", "method", "epochs", "seed", "pearson", "spearman", "kendall", "commit", "command"} <= set(reports[0])
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "Kendall" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"space": "mobile"}, "unknown space 'mobile': there are mobilenet, resnet, or give a model and its own table"),
+        (
+            {"method": "bcv3"},
+            "unknown method 'bcv3': there are bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops, params",
+        ),
+    ],
+)
+def test_bad_settings(settings: dict[str, str], sentence: str) -> None:
+    with pytest.raises(BcnetError) as error:
+        RankConfig(**settings)
+    assert str(error.value) == sentence
