@@ -1,0 +1,186 @@
+"""MobileNetV2 on CIFAR-10: what a search finds against uniform scaling and the best of random networks.
+
+    python benchmarks/cifar10.py --data cifar10:DIR --runs DIR --out FILE [--workers 6] [--supernet-epochs 15] ...
+
+Every budget and seed is a run of `bcnet` in a folder of its own under ``--runs``; the budgets of a seed share one
+supernet. Stages and retrainings that do not need each other run in ``--workers`` processes on one device. FILE is
+written anew after each of them, and what a folder holds already is not done again; nothing is begun after ``--limit``
+seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bcnet import stages
+from bcnet.data import load_data
+from bcnet.provenance import provenance
+from bcnet.recipe import Recipe
+from bcnet.run import Run, facts
+
+BUDGETS = ("146M", "44M")
+NETWORKS = ("uniform", "random", "found")
+ORDER = ("couple", "train", "search", "found", "random", "uniform")
+"""What is begun first where several can be."""
+
+
+class Job(NamedTuple):
+    """A stage of a run, or one of its networks to retrain."""
+
+    budget: str
+    seed: int
+    work: str
+
+    def needs(self, first: str) -> list[Job]:
+        """The jobs that must be done before; the run of budget ``first`` trains the supernet."""
+        own = {"search": ["couple"], "uniform": ["couple"], "random": ["couple"], "found": ["search"]}
+        needed = [self._replace(work=work) for work in own.get(self.work, [])]
+        if self.work == "search":
+            needed.append(Job(first, self.seed, "train"))
+        return [*needed, Job(first, self.seed, "couple")] if self.work == "train" else needed
+
+    @property
+    def result(self) -> str:
+        return f"retrain/{self.work}" if self.work in NETWORKS else self.work
+
+
+def folder(runs: Path, budget: str, seed: int) -> Path:
+    return runs / f"{budget}-{seed}"
+
+
+def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
+    """The paper's recipe, shortened; every setting that differs from it is here."""
+    paper = Recipe.read("mobilenetv2_cifar")
+    return paper.changed(
+        about="",
+        data=args.data,
+        val_fraction=args.val_fraction,
+        loading={**asdict(paper.loading), "batch_size": args.batch, "eval_batch_size": 5000, "channels_last": True},
+        groups=args.groups,
+        base=args.base,
+        budgets=[f"flops={budget}"],
+        supernet={**asdict(paper.supernet), "epochs": args.supernet_epochs, "bf16": args.bf16},
+        search={"evaluations": args.evaluations},
+        retrain={**asdict(paper.retrain), "epochs": args.epochs, "weight_decay": 5e-4, "bf16": args.bf16},
+        compare=["uniform", "random"],
+        random={"networks": args.random_networks, "epochs": args.random_epochs},
+        checkpoint_minutes=1000,
+        threads=2,
+        seed=seed,
+    )
+
+
+def work(job: Job, runs: Path, first: str, device: str) -> float:
+    """Do ``job``; the seconds it took, with the start of its run."""
+    start = time.perf_counter()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    run = Run(folder(runs, job.budget, job.seed), device)
+    torch.set_num_threads(run.recipe.threads or 1)
+    if job.work in NETWORKS:
+        stages.retrain_one(run, job.work)
+    elif job.work == "search":
+        if not run.done("train"):
+            for suffix in ("safetensors", "json"):
+                shutil.copy(folder(runs, first, job.seed) / f"train.{suffix}", run.path(f"train.{suffix}"))
+        stages.find(run)
+    else:
+        {"couple": stages.couple, "train": stages.train}[job.work](run)
+    return time.perf_counter() - start
+
+
+def collected(runs: Path, origin: dict[str, Any]) -> dict[str, Any]:
+    """All results that the folders hold."""
+    rows = []
+    for place in sorted(runs.iterdir()):
+        run = Run(place, "cpu")
+        couple = run.read("couple") if run.done("couple") else None
+        row: dict[str, Any] = {"budget": run.recipe.budgets[0], "seed": run.recipe.seed, "networks": {}}
+        if couple is not None:
+            row["variables"] = [[v["name"], v["candidates"][-1]] for v in couple["variables"]]
+            row["full"] = couple["costs"]["full"]
+        if run.done("train"):
+            row["supernet"] = {k: v for k, v in run.read("train").items() if k != "version"}
+        if run.done("search"):
+            kept = ("best", "evaluations", "supernet", "prior", "notes", "seconds")
+            row["search"] = {k: run.read("search")[k] for k in kept}
+        for name in NETWORKS:
+            if run.done(f"retrain/{name}"):
+                result = run.read(f"retrain/{name}")
+                row["networks"][name] = {k: v for k, v in result.items() if k not in ("version", "name")}
+        rows.append({**row, "recipe": run.recipe.to_dict()})
+    return {**origin, "runs": rows}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budgets", nargs="+", default=BUDGETS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--works", nargs="+", choices=ORDER, default=ORDER)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--val-fraction", type=float, default=0.1)
+    parser.add_argument("--groups", type=int, default=20)
+    parser.add_argument("--base", type=int, default=5)
+    parser.add_argument("--supernet-epochs", type=int, default=15)
+    parser.add_argument("--evaluations", type=int, default=500)
+    parser.add_argument("--epochs", type=int, default=25, help="of retraining")
+    parser.add_argument("--random-networks", type=int, default=20)
+    parser.add_argument("--random-epochs", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=6)
+    parser.add_argument("--limit", type=float, default=float("inf"))
+    args = parser.parse_args()
+    args.bf16 = args.device.startswith("cuda")
+    return args
+
+
+def main() -> None:
+    args, started = arguments(), time.perf_counter()
+    load_data(args.data)  # parquet files are decoded here, once, into the cache
+    first, jobs = args.budgets[0], []
+    for seed in args.seeds:
+        for budget in args.budgets:
+            run = Run(folder(args.runs, budget, seed), args.device)
+            if not run.done("run"):
+                settings = recipe(args, budget, seed)
+                Run.create(run.folder, settings, facts([], settings, args.device))
+            wanted = [w for w in args.works if w != "train" or budget == first]
+            jobs += [job for w in wanted if not run.done((job := Job(budget, seed, w)).result)]
+    jobs.sort(key=lambda job: (ORDER.index(job.work), job.seed))
+    print(f"{len(jobs)} jobs, data ready after {time.perf_counter() - started:.0f} s", flush=True)
+    origin = provenance(args.device, ("torch", "numpy", "scipy", "pymoo"))
+    origin["command"] = f"python benchmarks/{origin['command']}"
+    running: dict[Future[float], Job] = {}
+    with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+        while jobs or running:
+            over = time.perf_counter() - started > args.limit
+            open_jobs = {*jobs, *running.values()}
+            ready = [j for j in jobs if not over and not open_jobs.intersection(j.needs(first))]
+            for job in ready[: args.workers - len(running)]:
+                running[pool.submit(work, job, args.runs, first, args.device)] = job
+                jobs.remove(job)
+            if not running:
+                print(f"not done: {', '.join('-'.join(map(str, job)) for job in jobs)}", flush=True)
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                told = f"failed: {future.exception()!r}" if future.exception() else f"{future.result():.0f} s"
+                print(f"{time.perf_counter() - started:.0f} s: {' '.join(map(str, job))}: {told}", flush=True)
+                origin["wall_seconds"] = time.perf_counter() - started
+                args.out.write_text(json.dumps(collected(args.runs, origin), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
