@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
 
 PRELUDE = """
 import numpy as np, torch
+from bcnet.supernet import gpu_depthwise, gpu_fold
 from bcnet.supernet import gpu_kernels as kernels
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -46,12 +47,13 @@ for k in range(3):
 """)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-def test_depthwise(stride: int) -> None:
+@pytest.mark.parametrize(("width", "stride"), [(5, 1), (5, 2), (10, 1)])
+def test_depthwise(width: int, stride: int) -> None:
+    """Where the stride is 1, rows of 5 pixels are held in registers, those of 10 are not."""
     check(f"""
-x = torch.randn(3, 24, 6, 5).contiguous(memory_format=torch.channels_last)[:, 4:]
+x = torch.randn(7, 24, 6, {width}).contiguous(memory_format=torch.channels_last)[:, 4:]
 weight, gamma, beta = torch.randn(20, 1, 3, 3), torch.randn(20), torch.randn(20)
-rows, affine = kernels.depthwise(x, weight.flatten(1).t().contiguous(), {stride}, 1, (gamma, beta, 1e-5))
+rows, affine = gpu_depthwise.depthwise(x, weight.flatten(1).t().contiguous(), {stride}, 1, (gamma, beta, 1e-5))
 expected = torch.conv2d(x, weight, None, {stride}, 1, 1, 20)
 close(rows, kernels.matrix(expected), 1e-5)
 (found,) = kernels.normalise([rows], affine, None, relu=False, inplace=True)
@@ -60,13 +62,19 @@ close(found, kernels.matrix(norm(expected, gamma, beta)), 1e-5)
 
 
 def test_folded_batch_norm_and_pooling() -> None:
+    """Two inputs side by side; their rows are longer than the columns that are used."""
     check("""
-x, dense = torch.randn(3 * 16, 20) + 1, torch.randn(40, 20)
+x, dense = torch.randn(2, 3 * 64, 24)[:, :, 4:] + 1, torch.randn(40, 20)
 gamma, beta = torch.randn(40), torch.randn(40)
-weight, shift = kernels.fold(dense, x.sum(0), x.t() @ x, len(x), (gamma, beta, 1e-5), torch.float32)
-expected = norm(x @ dense.t(), gamma, beta)
-close(x @ weight.t() + shift, expected, 1e-4)
-close(kernels.dense_pool(x, weight, shift, True, 16), expected.relu().view(3, 16, 40).mean(1), 1e-4)
+sums, gram = gpu_fold.moments(x)
+close(sums, x.sum(1), 1e-5)
+close(gram, x.transpose(1, 2) @ x, 1e-5)
+weight, shift = gpu_fold.fold(dense, sums, gram, 3 * 64, (gamma, beta, 1e-5), torch.float32)
+found = gpu_fold.dense_pool(x, weight, shift, True, 64)
+for k in range(2):
+    expected = norm(x[k] @ dense.t(), gamma, beta)
+    close(x[k] @ weight[k].t() + shift[k], expected, 1e-4)
+    close(found[k], expected.relu().view(3, 64, 40).mean(1), 1e-4)
 """)
 
 

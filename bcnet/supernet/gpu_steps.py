@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bcnet.supernet import gpu_depthwise, gpu_fold
 from bcnet.supernet import gpu_kernels as kernels
 from bcnet.supernet.sharing import Work
 from bcnet.supernet.steps import Dense, Maker, Reader, State, Step, read
@@ -31,25 +32,35 @@ class Moments:
     def of(self, node: fx.Node, value: Tensor) -> tuple[Tensor, Tensor]:
         found = self._known.get(node)
         if found is None or found[0]() is not value:
-            found = self._known[node] = (weakref.ref(value), *_moments(kernels.matrix(value)))
+            sums, gram = _moments(kernels.matrix(value)[None])
+            found = self._known[node] = (weakref.ref(value), sums[0], gram[0])
         return found[1], found[2]
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    columns = rows.shape[1]
-    if rows.is_meta:
-        return torch.empty(columns, device="meta"), torch.empty(columns, columns, device="meta")
-    sums = rows.sum(0, dtype=torch.float32)
-    # A tall matrix in pieces, so that the product has enough tiles for all multiprocessors.
-    pieces = next(k for k in (32, 16, 8, 4, 2, 1) if len(rows) % k == 0)
-    tall = rows.unflatten(0, (pieces, -1))
-    if rows.is_cuda:
-        return sums, torch.bmm(tall.transpose(1, 2), tall, out_dtype=torch.float32).sum(0)
-    return sums, (tall.float().transpose(1, 2) @ tall.float()).sum(0)
+    if rows.is_cuda or rows.is_meta:
+        return gpu_fold.moments(rows)
+    exact = rows.float()  # the interpreter cannot multiply bfloat16 matrices
+    return exact.sum(1), exact.transpose(1, 2) @ exact
+
+
+def _side_by_side(values: Sequence[Tensor]) -> Tensor:
+    """Images of one shape as (k, rows, columns): a view where they lie one after the other in memory."""
+    rows = [kernels.matrix(value) for value in values]
+    starts = [value.storage_offset() for value in values]
+    step = starts[1] - starts[0] if len(starts) > 1 else 0
+    together = len({value.untyped_storage()._cdata for value in values}) == 1
+    if together and starts == [starts[0] + step * k for k in range(len(values))]:
+        return rows[0].as_strided((len(rows), *rows[0].shape), (step, *rows[0].stride()), starts[0])
+    return torch.stack(rows)
 
 
 class Folded(Step):
-    """A 1x1 convolution with its batch norm in its weights; ReLU and global pooling where they follow."""
+    """A 1x1 convolution with its batch norm in its weights; ReLU and global pooling where they follow.
+
+    Where all candidates of its input are there at once (see :class:`Normed`) and pooling makes its own results
+    small, it runs for all of them at once too.
+    """
 
     def __init__(self, walker: Any, chain: Sequence[Work], layers: tuple[Dense, dict[str, Any]], moments: Moments):
         super().__init__(walker, chain)
@@ -57,27 +68,57 @@ class Folded(Step):
         self.moments = moments
         kinds = [w.kind for w in chain]
         self.relu, self.pool = "aten::relu" in kinds, GLOBAL_POOL[0] in kinds
+        self.depth = chain[0].level - 1
         self._weights: dict[tuple[int, ...], Tensor] = {}
 
     def run(self) -> Tensor:
-        x, walker = self.dense.x, self.walker
-        held = walker.values[x.node]
-        sums, gram = self.moments.of(x.node, held)
-        value = x.read()
+        walker, x = self.walker, self.dense.x
+        rank = walker.rank[self.depth]
+        if rank == 0 and self._together and isinstance(walker.sums.get(x.node), list):
+            rows = _side_by_side(walker.sums[x.node])
+            walker.sums[self.node] = self._pooled(rows, *_moments(rows), walker.values[x.node])
+        results = walker.sums.get(self.node)
+        if results is None:
+            return self._one(walker.values[x.node])
+        if rank + 1 == len(results) and not walker.dry:
+            del walker.sums[self.node]
+        return results[rank]
+
+    @property
+    def _together(self) -> bool:
+        """Whether a level that chooses another variable makes its input and pools its results."""
+        walker, x = self.walker, self.dense.x
+        here = self.depth >= 0 and walker.tree.level_of[x.node] == self.depth + 1
+        other = walker.tree.order[self.depth] not in self.dense.weight.variables
+        return here and other and self._pools(walker.values[x.node])
+
+    def _pools(self, x: Tensor) -> bool:
+        return self.pool and x.shape[2] * x.shape[3] in (1, 2, 4, 8, 16, 32, 64, 128)
+
+    def _one(self, held: Tensor) -> Tensor:
+        """From one input, ``held`` at the units at which it was computed."""
+        sums, gram = self.moments.of(self.dense.x.node, held)
+        value = self.dense.x.read()
         start = (value.storage_offset() - held.storage_offset()) % held.shape[1]
         kept = slice(start, start + value.shape[1])
         rows = kernels.matrix(value)
-        norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
-        weight, shift = kernels.fold(
-            self._weight(), sums[kept], gram[kept, kept].contiguous(), len(rows), norm, value.dtype
-        )
-        n, _, height, width = value.shape
-        pixels = height * width
-        if self.pool and pixels in (1, 2, 4, 8, 16, 32, 64, 128):
-            return kernels.dense_pool(rows, weight, shift, self.relu, pixels)[:, :, None, None]
+        sums, gram = sums[None, kept], gram[None, kept, kept]
+        if self._pools(value):
+            return self._pooled(rows[None], sums, gram, value)[0]
+        (weight,), (shift,) = self._fold(sums, gram, len(rows), rows.dtype)
         y = torch._addmm_activation(shift, rows, weight.t()) if self.relu else torch.addmm(shift, rows, weight.t())
-        result = kernels.image(y, (n, height, width))
+        result = kernels.image(y, (len(value), *value.shape[2:]))
         return result.mean((2, 3), keepdim=True, dtype=torch.float32) if self.pool else result
+
+    def _fold(self, sums: Tensor, gram: Tensor, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
+        return gpu_fold.fold(self._weight(), sums, gram, rows, norm, dtype)
+
+    def _pooled(self, rows: Tensor, sums: Tensor, gram: Tensor, like: Tensor) -> list[Tensor]:
+        """From inputs (k, rows, columns) that are images like ``like``: k results (n, C, 1, 1)."""
+        weight, shift = self._fold(sums, gram, rows.shape[1], rows.dtype)
+        found = gpu_fold.dense_pool(rows, weight, shift, self.relu, like.shape[2] * like.shape[3])
+        return list(found[:, :, :, None, None])
 
     def _weight(self) -> Tensor:
         """The convolution's weight at the current units, (out, in) in float32."""
@@ -161,7 +202,7 @@ class Depthwise(Step):
         x = self.conv["input"].read()
         stride, pad = self.conv["stride"][0], self.conv["padding"][0]
         norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
-        rows, affine = kernels.depthwise(x, self._weight(), stride, pad, norm)
+        rows, affine = gpu_depthwise.depthwise(x, self._weight(), stride, pad, norm)
         (result,) = kernels.normalise([rows], affine, None, self.relu, inplace=True)
         kernel = self.conv["weight"].tensor.shape[2:]
         size = [(s + 2 * pad - k) // stride + 1 for s, k in zip(x.shape[2:], kernel, strict=True)]
