@@ -4,7 +4,7 @@ Images are (n, C, H, W) in channels-last memory. Narrow maps are read once, row 
 the outputs around it in registers; all others pixel by pixel, with their neighbours from the cache.
 """
 
-# mypy: disable-error-code="no-untyped-def, import-untyped, import-not-found"
+# mypy: disable-error-code="no-untyped-def, import-untyped, import-not-found, assignment, misc"
 # ruff: noqa: RUF005 (kernels cannot unpack tuples)
 from __future__ import annotations
 
