@@ -236,15 +236,17 @@ def retrain_all(run: Run) -> None:
     run.write("retrain", {"networks": [*names, "found"]})
 
 
-def retrain_one(run: Run, name: str) -> None:
-    """Train ``full``, ``uniform``, ``random`` or ``found`` from scratch, unless that is done; a teacher comes first."""
+def retrain_one(run: Run, name: str, widths: list[int] | None = None) -> None:
+    """Train ``full``, ``uniform``, ``random`` or ``found`` from scratch, or ``widths`` under a name of their own,
+    unless that is done; the teacher, where there is one, must be."""
     if run.done(f"retrain/{name}"):
         return
     if name == "random":
         _retrain_random(run)
+    elif name == "found":
+        _retrain_widths(run, name, run.read("search")["best"]["widths"])
     else:
-        widths = run.read("search")["best"]["widths"] if name == "found" else run.read("couple")["widths"][name]
-        _retrain_widths(run, name, widths)
+        _retrain_widths(run, name, widths or run.read("couple")["widths"][name])
 
 
 def _retraining(run: Run, name: str) -> Retraining:

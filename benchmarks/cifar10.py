@@ -29,9 +29,14 @@ from bcnet.recipe import Recipe
 from bcnet.run import Run, facts
 
 BUDGETS = ("146M", "44M")
-NETWORKS = ("uniform", "random", "found")
-ORDER = ("couple", "train", "search", "found", "random", "uniform")
+NETWORKS = ("uniform", "random", "found", "published")
+ORDER = ("couple", "train", "search", "found", "random", "uniform", "published")
 """What is begun first where several can be."""
+
+PUBLISHED = {
+    "44M": [12, 9, 43, 6, 7, 43, 12, 86, 28, 124, 16, 192, 172, 76, 211, 38, 201, 201, 230, 72, 432, 672, 528, 16, 896]
+}
+"""Widths the paper's authors published, by budget; these have 44.3M FLOPs."""
 
 
 class Job(NamedTuple):
@@ -43,11 +48,9 @@ class Job(NamedTuple):
 
     def needs(self, first: str) -> list[Job]:
         """The jobs that must be done before; the run of budget ``first`` trains the supernet."""
-        own = {"search": ["couple"], "uniform": ["couple"], "random": ["couple"], "found": ["search"]}
-        needed = [self._replace(work=work) for work in own.get(self.work, [])]
-        if self.work == "search":
-            needed.append(Job(first, self.seed, "train"))
-        return [*needed, Job(first, self.seed, "couple")] if self.work == "train" else needed
+        before = {"couple": [], "found": ["search"]}.get(self.work, ["couple"])
+        needed = [self._replace(work=work) for work in before]
+        return [*needed, Job(first, self.seed, "train")] if self.work == "search" else needed
 
     @property
     def result(self) -> str:
@@ -87,7 +90,7 @@ def work(job: Job, runs: Path, first: str, device: str) -> float:
     run = Run(folder(runs, job.budget, job.seed), device)
     torch.set_num_threads(run.recipe.threads or 1)
     if job.work in NETWORKS:
-        stages.retrain_one(run, job.work)
+        stages.retrain_one(run, job.work, PUBLISHED[job.budget] if job.work == "published" else None)
     elif job.work == "search":
         if not run.done("train"):
             for suffix in ("safetensors", "json"):
@@ -132,7 +135,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--val-fraction", type=float, default=0.1)
     parser.add_argument("--groups", type=int, default=20)
-    parser.add_argument("--base", type=int, default=5)
+    parser.add_argument("--base", type=int, default=3)
     parser.add_argument("--supernet-epochs", type=int, default=15)
     parser.add_argument("--evaluations", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=25, help="of retraining")
@@ -156,8 +159,9 @@ def main() -> None:
             if not run.done("run"):
                 settings = recipe(args, budget, seed)
                 Run.create(run.folder, settings, facts([], settings, args.device))
-            wanted = [w for w in args.works if w != "train" or budget == first]
-            jobs += [job for w in wanted if not run.done((job := Job(budget, seed, w)).result)]
+            wanted = {"train": budget == first, "published": budget in PUBLISHED}
+            named = [Job(budget, seed, work) for work in args.works if wanted.get(work, True)]
+            jobs += [job for job in named if not run.done(job.result)]
     jobs.sort(key=lambda job: (ORDER.index(job.work), job.seed))
     print(f"{len(jobs)} jobs, data ready after {time.perf_counter() - started:.0f} s", flush=True)
     origin = provenance(args.device, ("torch", "numpy", "scipy", "pymoo"))

@@ -1,0 +1,197 @@
+"""Writes docs/results/cifar10.md from docs/results/cifar10.json, which benchmarks/cifar10.py wrote.
+
+python benchmarks/cifar10_report.py [FILE]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+PAPER = {
+    "flops=146M": {"uniform": 94.32, "random": 93.85, "found": 95.42},
+    "flops=44M": {"uniform": 92.88, "random": 92.31, "found": 94.42},
+}
+"""Accuracies of the paper's table, after 500 epochs and with a teacher."""
+NAMES = {
+    "found": "`bcnet`",
+    "uniform": "`uniform`",
+    "random": "`random`",
+    "published": "the paper's widths",
+}
+Run = dict[str, Any]
+
+
+def accuracy(run: Run, name: str) -> float:
+    return 100 * float(run["networks"][name]["score"])
+
+
+def gains(runs: list[Run], name: str, over: str) -> list[float]:
+    """Points of accuracy by seed."""
+    both = [run for run in runs if name in run["networks"] and over in run["networks"]]
+    return [accuracy(run, name) - accuracy(run, over) for run in both]
+
+
+def signed(values: list[float]) -> str:
+    """The mean and every seed's, such as +0.50 (+0.40, +0.60)."""
+    return f"{mean(values):+.2f} ({', '.join(f'{v:+.2f}' for v in values)})" if values else ""
+
+
+def accuracy_table(budget: str, runs: list[Run]) -> list[str]:
+    lines = [
+        "| network | accuracy | by seed | M FLOPs | M parameters | over uniform | over random | paper |",
+        "| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, words in NAMES.items():
+        these = [run for run in runs if name in run["networks"]]
+        if not these:
+            continue
+        scores = [accuracy(run, name) for run in these]
+        costs = [run["networks"][name]["costs"] for run in these]
+        cells = [
+            words,
+            f"{mean(scores):.2f} %",
+            ", ".join(f"{s:.2f}" for s in scores),
+            ", ".join(dict.fromkeys(f"{c['flops'] / 1e6:.1f}" for c in costs)),
+            ", ".join(dict.fromkeys(f"{c['params'] / 1e6:.2f}" for c in costs)),
+            "" if name == "uniform" else signed(gains(runs, name, "uniform")),
+            "" if name == "random" else signed(gains(runs, name, "random")),
+            f"{PAPER[budget][name]:.2f} %" if name in PAPER.get(budget, {}) else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def verdict(budget: str, runs: list[Run]) -> str:
+    """What the table says, in words."""
+    found = gains(runs, "found", "uniform")
+    if not found:
+        return "The found network was not retrained, so there is no verdict."
+    name = budget.removeprefix("flops=")
+    paper = PAPER.get(budget)
+    printed = f"; the paper's gain is {paper['found'] - paper['uniform']:+.1f}" if paper else ""
+    gain = mean(found)
+    if min(found) > 0:
+        words = f"the found network beats uniform scaling with every seed, by {gain:.2f} points on average"
+    elif gain > 0:
+        words = (
+            f"the found network is {gain:.2f} points better than uniform scaling on average, but not with every seed"
+        )
+    else:
+        words = f"no gain: the found network is {-gain:.2f} points worse than uniform scaling on average"
+    others = gains(runs, "found", "random")
+    beside = f", and {mean(others):+.2f} points from `random`" if others else ""
+    return f"At {name}, {words}{printed}{beside}."
+
+
+def supernet_table(runs: list[Run]) -> list[str]:
+    lines = [
+        "| budget | seed | found | uniform | full network | evaluations | supernet s | search s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for run in runs:
+        if "search" not in run:
+            continue
+        search = run["search"]
+        scores = [search["best"]["score"], search["supernet"]["uniform"], search["supernet"]["full"]]
+        cells = [
+            run["budget"].removeprefix("flops="),
+            str(run["seed"]),
+            *(f"{100 * s:.2f} %" for s in scores),
+            str(search["evaluations"]),
+            f"{run['supernet']['seconds']:.0f}",
+            f"{search['seconds']:.0f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def width_table(runs: list[Run]) -> list[str]:
+    """The share of every variable's channels that each network keeps."""
+    columns = [(run, name) for run in runs for name in ("found", "random") if name in run["networks"]]
+    heads = [f"{'`bcnet`' if name == 'found' else '`random`'}, seed {run['seed']}" for run, name in columns]
+    first = next((run for run in runs if "uniform" in run["networks"]), None)
+    uniform = [] if first is None else first["networks"]["uniform"]["widths"]
+    lines = [
+        "| first layer of the variable | channels | uniform | " + " | ".join(heads) + " |",
+        "| --- | ---: | ---: |" + " ---: |" * len(heads),
+    ]
+    for i, (layer, full) in enumerate(runs[0]["variables"]):
+        kept = [run["networks"][name]["widths"][i] for run, name in columns]
+        cells = [f"{width} ({width / full:.0%})" for width in [*uniform[i : i + 1], *kept]]
+        lines.append(f"| `{layer}` | {full} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def seconds(runs: list[Run], name: str) -> str:
+    taken = [run["networks"][name]["seconds"] for run in runs if name in run["networks"]]
+    return f"{min(taken):.0f} to {max(taken):.0f} s" if taken else "not run"
+
+
+def settings(data: dict[str, Any]) -> list[str]:
+    runs: list[Run] = data["runs"]
+    r = runs[0]["recipe"]
+    trained, retrained, random = r["supernet"], r["retrain"], r["random"]
+    held = r["val_fraction"] * 50_000
+    return [
+        "## What was done",
+        "",
+        f"- **Supernet**: `{r['method']}`, {r['groups']} groups with a base of {r['base']}, so that a layer keeps",
+        f"  {r['base'] / r['groups']:.0%} to 100 % of its channels; {trained['epochs']} epochs of",
+        f"  {50_000 - held:,.0f} images in batches of {r['loading']['batch_size']}, four paths a step, SGD with a",
+        f"  cosine from {trained['lr']} to {trained['final_lr']}, weight decay {trained['weight_decay']}. One supernet",
+        "  serves both budgets of a seed.",
+        f"- **Search**: evolution from the prior, {r['search']['evaluations']} widths scored on the other {held:,.0f}",
+        "  training images (mean of both sides, batch statistics). Test images were not looked at.",
+        f"- **Retraining**, the same for all networks: {retrained['epochs']} epochs of all 50,000 training images from",
+        f"  scratch, batches of {r['loading']['batch_size']}, cosine from {retrained['lr']}, weight decay",
+        f"  {retrained['weight_decay']}, random crops and flips, bf16, no teacher. The accuracy is that of the",
+        "  last epoch on the 10,000 test images (all images re-encoded as JPEG, quality 95). The paper: 500 epochs.",
+        f"- **`random`**: {random['networks']} networks drawn within the budget, trained for {random['epochs']} of the",
+        "  epochs, the best on the held-out images trained to the end. **`uniform`**: all layers scaled by one factor,",
+        "  the largest that holds the budget. **The paper's widths** are those its authors published for 44M.",
+        "- The seed is that of the split, the supernet, the search and the retraining.",
+        f"- Times are of several processes that share one GPU, {data['wall_seconds']:.0f} s in all: retraining took",
+        f"  {seconds(runs, 'found')} (`bcnet`), {seconds(runs, 'uniform')} (`uniform`), {seconds(runs, 'random')}"
+        " (`random`, its drawn networks included).",
+    ]
+
+
+def page(data: dict[str, Any]) -> str:
+    runs: list[Run] = [run for run in data["runs"] if run["networks"]]
+    budgets = sorted({run["budget"] for run in runs}, key=lambda b: -float(b.removeprefix("flops=").rstrip("M")))
+    by_budget = {b: [run for run in runs if run["budget"] == b] for b in budgets}
+    full = runs[0]["full"]
+    lines = [
+        "# MobileNetV2 on CIFAR-10",
+        "",
+        "Made from [cifar10.json](cifar10.json) by `python benchmarks/cifar10_report.py`; measured by",
+        "`benchmarks/cifar10.py`. What the search finds, against uniform scaling and the best of random networks",
+        f"within the same FLOPs; the full network has {full['flops'] / 1e6:.0f}M, and {full['params'] / 1e6:.1f}M",
+        "parameters.",
+        "",
+        *(f"- {verdict(budget, these)}" for budget, these in by_budget.items()),
+        "",
+    ]
+    for budget, these in by_budget.items():
+        lines += [f"## {budget.removeprefix('flops=')} FLOPs", "", *accuracy_table(budget, these), ""]
+    lines += [*settings(data), "", "## What the supernet said", "", "Accuracy on the held-out training images.", ""]
+    lines += [*supernet_table([run for these in by_budget.values() for run in these]), ""]
+    for budget, these in by_budget.items():
+        lines += [f"## Widths at {budget.removeprefix('flops=')}", "", *width_table(these), ""]
+    origin = f"{data['date']}, {data['machine']}, torch {data['versions']['torch']}, commit {str(data['commit'])[:12]}"
+    lines += ["## Where the figures come from", "", f"{origin}: `{data['command']}`"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    file = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "cifar10.json"
+    file.with_suffix(".md").write_text(page(json.loads(file.read_text())))
+
+
+if __name__ == "__main__":
+    main()
