@@ -182,7 +182,7 @@ def training_bar(
 
 @contextmanager
 def counting_bar(title: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A callback (done, all) that shows a bar on a terminal and a line now and then elsewhere, from its first call on."""
+    """A callback (done, all): a bar on a terminal, a line now and then elsewhere, from its first call on."""
     from rich.console import Console
     from rich.progress import Progress as Bars
 

@@ -236,9 +236,10 @@ def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: T
     slope = torch.empty_like(logits)
     block = _power(classes)
     rows = max(1, 1024 // block)
+    shift, soft = found if bias is None else bias, found if goal.soft is None else goal.soft
     _entropy(
         (-(-n // rows), sides, 1),
-        (logits, found if bias is None else bias, y, found if goal.soft is None else goal.soft, slope, found, losses, n, classes,
+        (logits, shift, y, soft, slope, found, losses, n, classes,
          goal.slots[0], goal.slots[-1], goal.shares[0], goal.shares[-1], goal.smoothing),
         (bias is not None, goal.soft is not None, rows, block),
     )  # fmt: skip

@@ -110,7 +110,8 @@ def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: T
     log = torch.log_softmax(values, -1)
     target = F.one_hot(y, classes) * (1 - goal.smoothing) + goal.smoothing / classes
     losses[list(goal.slots)] = -(log * target).sum((1, 2)) / n
-    slope = (log.exp() - (target if goal.soft is None else goal.soft)) * torch.tensor(goal.shares, device=y.device).view(-1, 1, 1) / n
+    shares = torch.tensor(goal.shares, device=y.device).view(-1, 1, 1)
+    slope = (log.exp() - (target if goal.soft is None else goal.soft)) * shares / n
     found[: sides * classes] = slope.sum(1).flatten()
     return slope.to(logits.dtype)
 
