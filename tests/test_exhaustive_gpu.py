@@ -78,18 +78,29 @@ for k in range(2):
 """)
 
 
-def test_whole_network() -> None:
-    """Maps of 3x3 pixels end in the unfused pooling: the interpreter cannot multiply bfloat16 matrices."""
-    check("""
+NETWORKS = {
+    "pooled apart": "digits_cnn((4, 4, 6, 4, 8)), torch.randn(2, 1, 6, 6)",
+    "pooled with its product": "digits_cnn((4, 4, 6, 4, 8)), torch.randn(2, 1, 4, 4)",
+    "all candidates at once": "channel_bench_mobilenet((4, 4, 4, 4, 4, 8, 8)), torch.randn(2, 3, 8, 8)",
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_whole_network(network: str) -> None:
+    """Maps of 3x3 pixels are pooled apart, those of 2x2 with the product; before the head of the last network is an addition."""
+    check(f"""
 from bcnet.space.network import trace
 from bcnet.supernet.exhaustive import Options, score_all
 from bcnet.supernet.supernet import Supernet
+from bcnet.zoo.channel_bench import channel_bench_mobilenet
 from bcnet.zoo.digits import digits_cnn
-net = Supernet(trace(digits_cnn((4, 4, 6, 4, 8)), torch.randn(2, 1, 6, 6), groups=2), "bcv2")
+model, x = {network}
+net = Supernet(trace(model, x, groups=2), "bcv2")
 for parameter in net.parameters():
     torch.nn.init.normal_(parameter, std=0.5)
-data = [(torch.randn(24, 1, 6, 6), torch.randint(0, 10, (24,)))]
-exact = score_all(net, data).loss
-fused = score_all(net, data, options=Options(bf16=True, fused=True)).loss
+data = [(torch.randn(16, *x.shape[1:]), torch.randint(0, 10, (16,)))]
+candidates = [v.candidates[-1:] for v in net.space.variables[:-3]] + [v.candidates for v in net.space.variables[-3:]]
+exact = score_all(net, data, candidates).loss
+fused = score_all(net, data, candidates, Options(bf16=True, fused=True)).loss
 assert np.abs(fused - exact).max() < 0.1 * exact.std(), (fused - exact, exact.std())
 """)

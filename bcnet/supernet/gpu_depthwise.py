@@ -155,7 +155,7 @@ def depthwise(
         block = 128
         _narrow_kernel[(triton.cdiv(columns, block), chunks)](
             x, weight, out, found, n, per, height,
-            STRIDE=x.stride(3), COLUMNS=columns, WIDTH=width, BI=2, BN=block, num_warps=4,
+            STRIDE=x.stride(3), COLUMNS=columns, WIDTH=width, BI=4, BN=block, num_warps=8,
         )  # fmt: skip
     else:
         block = block_of(columns)

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bcnet.supernet.gpu_kernels import INTERPRETED
+
 Norm = tuple[Tensor, Tensor, float]  # weight, bias and eps
 PROGRAMS = 512  # that add up products side by side
 
@@ -19,7 +21,7 @@ PROGRAMS = 512  # that add up products side by side
 @triton.jit
 def _moments_kernel(
     x, gram, sums, rows, columns, step: tl.int64, stride, per,
-    BM: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Of ``per`` rows of each x: gram (k, chunks, columns, columns) and sums (k, chunks, columns)."""
     tiles = tl.cdiv(columns, BN)
@@ -36,6 +38,8 @@ def _moments_kernel(
         source = x + row.to(tl.int64)[:, None] * stride
         a = tl.load(source + left[None, :], mask=(row < end)[:, None] & (left < columns)[None, :], other=0.0)
         b = tl.load(source + right[None, :], mask=(row < end)[:, None] & (right < columns)[None, :], other=0.0)
+        if WIDEN:
+            a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(tl.trans(a), b, total, input_precision="ieee")
         seen += b.to(tl.float32)
     mask = (left < columns)[:, None] & (right < columns)[None, :]
@@ -65,6 +69,7 @@ def _fold_kernel(product, dense, sums, weight, bias, folded, shift, rows, column
 def _dense_pool_kernel(
     x, weight, shift, out, rows, columns, depth, step: tl.int64, stride,
     PIXELS: tl.constexpr, RELU: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     """The mean over each image's PIXELS rows of relu(x @ weight.T + shift): (k, rows / PIXELS, columns)."""
     # Channels are the rows of the product, so that each thread holds many pixels of a channel and adds them up
@@ -82,6 +87,8 @@ def _dense_pool_kernel(
             weight + channel[:, None] * depth + k[None, :], mask=inside[:, None] & (k < depth)[None, :], other=0.0
         )
         b = tl.load(x + row[None, :] * stride + k[:, None], mask=within[None, :] & (k < depth)[:, None], other=0.0)
+        if WIDEN:
+            a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision="ieee")
     y = total + tl.load(shift + number * columns + channel, mask=inside, other=0.0).to(tl.float32)[:, None]
     if RELU:
@@ -96,7 +103,7 @@ def _dense_pool_kernel(
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Column sums (k, C) and Gram matrices (k, C, C) of x (k, rows, C), in float32."""
     count, rows, columns = x.shape
-    block, depth = 64 if columns <= 64 else 128, 64
+    block, depth = 64 if 0 < columns % 128 <= 64 else 128, 64
     tiles = triton.cdiv(columns, block)
     wanted = max(1, PROGRAMS // (tiles * tiles * count))
     per = triton.cdiv(triton.cdiv(rows, wanted), depth) * depth
@@ -105,8 +112,9 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     sums = torch.empty(count, chunks, columns, device=x.device)
     if not x.is_meta:
         _moments_kernel[(tiles * tiles, chunks, count)](
-            x, gram, sums, rows, columns, x.stride(0), x.stride(1), per, BM=depth, BN=block, num_warps=8
-        )
+            x, gram, sums, rows, columns, x.stride(0), x.stride(1), per,
+            BM=depth, BN=block, WIDEN=INTERPRETED, num_warps=4,
+        )  # fmt: skip
     return sums.sum(1), gram.sum(1)
 
 
@@ -134,6 +142,7 @@ def dense_pool(x: Tensor, weight: Tensor, shift: Tensor, relu: bool, pixels: int
     if not out.is_meta:
         _dense_pool_kernel[(triton.cdiv(channels, 128), triton.cdiv(rows, 128), count)](
             x, weight, shift, out, rows, channels, depth, x.stride(0), x.stride(1),
-            PIXELS=pixels, RELU=relu, BM=128, BN=128, BK=64, num_warps=4, num_stages=3,
+            PIXELS=pixels, RELU=relu, BM=128, BN=128, BK=32, WIDEN=INTERPRETED,
+            num_warps=4, num_stages=4,
         )  # fmt: skip
     return out

@@ -19,12 +19,12 @@ from torch import Tensor
 
 MAX_PARTS = 8
 PROGRAMS = 1024  # that reduce side by side: several for each multiprocessor
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which multiplies no bfloat16 matrices
 
 
 def configs(name: str, *choices: tuple[int, int]) -> list[triton.Config]:
     """Block sizes ``name`` with their number of warps, to be timed on the GPU; the interpreter takes the first."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return [triton.Config({name: size}, num_warps=warps) for size, warps in (choices[:1] if interpreted else choices)]
+    return [triton.Config({name: size}, num_warps=warps) for size, warps in (choices[:1] if INTERPRETED else choices)]
 
 
 @triton.jit
@@ -116,8 +116,10 @@ def _apply_kernel(
     K: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """out[k] = relu((p0 + ... + pk) * scale[k] + shift[k] + other), (K, rows, columns)."""
-    row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)[:, None]
-    column = tl.program_id(1) * BN + tl.arange(0, BN)
+    # Programs side by side share rows, so that whole rows are read and written at a time.
+    blocks = tl.cdiv(columns, BN)
+    row = (tl.program_id(0) // blocks * BM + tl.arange(0, BM)).to(tl.int64)[:, None]
+    column = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
     inside = column < columns
     mask = (row < rows) & inside[None, :]
     place = row * columns + column[None, :]
@@ -226,7 +228,7 @@ def normalise(
     )
     if not out.is_meta:
         width = block_of(columns)
-        _apply_kernel[(triton.cdiv(rows, 64), triton.cdiv(columns, width))](
+        _apply_kernel[(triton.cdiv(rows, 64) * triton.cdiv(columns, width),)](
             *_pointers(parts), affine.scale, affine.shift, parts[0] if other is None else other, out,
             rows, columns, 0 if other is None else other.stride(0),
             K=len(parts), RELU=relu, ADD=other is not None, BM=64, BN=width, num_warps=4,

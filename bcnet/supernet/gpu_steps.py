@@ -32,16 +32,9 @@ class Moments:
     def of(self, node: fx.Node, value: Tensor) -> tuple[Tensor, Tensor]:
         found = self._known.get(node)
         if found is None or found[0]() is not value:
-            sums, gram = _moments(kernels.matrix(value)[None])
+            sums, gram = gpu_fold.moments(kernels.matrix(value)[None])
             found = self._known[node] = (weakref.ref(value), sums[0], gram[0])
         return found[1], found[2]
-
-
-def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    if rows.is_cuda or rows.is_meta:
-        return gpu_fold.moments(rows)
-    exact = rows.float()  # the interpreter cannot multiply bfloat16 matrices
-    return exact.sum(1), exact.transpose(1, 2) @ exact
 
 
 def _side_by_side(values: Sequence[Tensor]) -> Tensor:
@@ -76,7 +69,7 @@ class Folded(Step):
         rank = walker.rank[self.depth]
         if rank == 0 and self._together and isinstance(walker.sums.get(x.node), list):
             rows = _side_by_side(walker.sums[x.node])
-            walker.sums[self.node] = self._pooled(rows, *_moments(rows), walker.values[x.node])
+            walker.sums[self.node] = self._pooled(rows, *gpu_fold.moments(rows), walker.values[x.node])
         results = walker.sums.get(self.node)
         if results is None:
             return self._one(walker.values[x.node])
