@@ -13,7 +13,6 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -192,22 +191,16 @@ def _decode_parquet(path: Path) -> Rows:
     column = next((name for name in ("img", "image") if name in table.column_names), None)
     if column is None or "label" not in table.column_names:
         raise BcnetError(f"{path} needs columns img and label, but has {', '.join(table.column_names) or 'none'}")
-    encoded = [entry["bytes"] for entry in table[column].to_pylist()]
-
-    def decode(number: int) -> Rows:
+    images = np.empty((len(table), _ROW - 1), dtype=np.uint8)
+    for number, entry in enumerate(table[column]):
         try:
-            with Image.open(io.BytesIO(encoded[number])) as image:
+            with Image.open(io.BytesIO(entry.as_py()["bytes"])) as image:
                 pixels = np.asarray(image)
         except Exception:  # decoders fail in many ways, all of which mean a broken image
             raise BcnetError(f"image {number} of {path} is broken: replace the file") from None
         if pixels.shape != (32, 32, 3):
             raise BcnetError(f"image {number} of {path} has shape {pixels.shape}, but CIFAR-10 has (32, 32, 3)")
-        return pixels.transpose(2, 0, 1).reshape(-1)
-
-    images = np.empty((len(table), _ROW - 1), dtype=np.uint8)
-    with ThreadPoolExecutor() as pool:  # decoders run outside of Python's lock
-        for number, pixels in enumerate(pool.map(decode, range(len(encoded)), chunksize=256)):
-            images[number] = pixels
+        images[number] = pixels.transpose(2, 0, 1).reshape(-1)
     return _pack(images, table["label"].to_pylist(), path)
 
 
