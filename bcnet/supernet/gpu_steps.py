@@ -1,9 +1,10 @@
 """The steps of a level on a GPU: a layer, its batch norm and what follows as few passes over memory.
 
-Three ways, all in channels-last bfloat16. A 1x1 convolution that widens takes its batch norm into its weights,
+All in channels-last bfloat16. A 1x1 convolution that widens takes its batch norm into its weights,
 since the mean and variance of W x follow from the mean and the Gram matrix of x. A dense layer makes the parts
 of all its candidates at once, and two passes over them give the statistics and the normalised results of every
-sum. A depthwise convolution gathers its statistics while it runs.
+sum; where its groups of channels are large, one kernel makes the sums and their statistics. A depthwise
+convolution gathers its statistics while it runs.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bcnet.supernet import gpu_depthwise, gpu_fold
+from bcnet.supernet import gpu_conv, gpu_depthwise, gpu_fold
 from bcnet.supernet import gpu_kernels as kernels
 from bcnet.supernet.sharing import Work
-from bcnet.supernet.steps import Dense, Maker, Reader, State, Step, read
+from bcnet.supernet.steps import Dense, Maker, Pieces, Reader, State, Step, cut, read
 
 GLOBAL_POOL = ("aten::adaptive_avg_pool2d", [1, 1])
+
+Part = tuple[Pieces, Tensor, Tensor | None]  # where the input has some channels, and the weight and bias for them
 
 
 class Moments:
@@ -137,27 +140,53 @@ class Normed(Step):
         self.other, self.relu = around
         self.pool = chain[-1].kind == GLOBAL_POOL[0]
         self._weights: dict[int, Tensor] = {}
+        self._packed: dict[int, Tensor] = {}
+        sizes = (self.dense.weight.tensor.shape[2:], self.dense.rest["stride"], self.dense.rest["padding"])
+        self._square = all(size[0] == size[1] for size in sizes)
+        self._form: tuple[int, int, int] = (sizes[0][0], sizes[1][0], sizes[2][0])
 
     def run(self) -> Tensor:
         walker, dense = self.walker, self.dense
         if not dense.shared:
-            parts = [self._layer(dense.x.read(), dense.weight.read(), read(dense.bias))]
-            return self._finish(parts)[0]
+            x = dense.x.read()
+            return self._all(x, [(((0, x.shape[1]),), dense.weight.read(), read(dense.bias))])[0]
         rank, units = walker.rank[dense.depth], walker.candidates[dense.variable]
         if rank == 0:
-            walker.sums[self.node] = self._finish([self._part(r) for r in range(len(units))])
-            walker.units[dense.variable] = units[0]
+            walker.sums[self.node] = self._all(walker.values[dense.x.node], self._parts())
         results = walker.sums[self.node]
         if rank + 1 == len(units) and not walker.dry:
             del walker.sums[self.node]
         return results[rank]
 
-    def _part(self, rank: int) -> Tensor:
-        """What the channels that candidate ``rank`` adds contribute."""
+    def _parts(self) -> list[Part]:
+        """What each candidate adds."""
         walker, dense = self.walker, self.dense
-        walker.units[dense.variable] = walker.candidates[dense.variable][rank]
-        pieces, weight, bias = dense.parts(rank)
-        return self._layer(dense.cut_input(pieces), weight, bias)
+        found, units = [], walker.candidates[dense.variable]
+        for rank, unit in enumerate(units):
+            walker.units[dense.variable] = unit
+            found.append(dense.parts(rank))
+        walker.units[dense.variable] = units[0]
+        return found
+
+    def _all(self, x: Tensor, parts: Sequence[Part]) -> list[Tensor]:
+        """The results of the sums over the first 1, 2, ... parts."""
+        groups = gpu_conv.Groups.of([pieces for pieces, _, _ in parts])
+        if self._square and groups and parts[0][2] is None and gpu_conv.fits(x, parts[0][1], groups):
+            return self._jointly(x, groups, [weight for _, weight, _ in parts])
+        return self._finish([self._layer(cut(x, 1, pieces), weight, bias) for pieces, weight, bias in parts])
+
+    def _jointly(self, x: Tensor, groups: gpu_conv.Groups, weights: Sequence[Tensor]) -> list[Tensor]:
+        """All sums from one kernel, which also gathers their statistics."""
+        key = id(weights[0])  # the layer keeps every cut of its weight
+        if key not in self._packed:
+            self._packed[key] = gpu_conv.packed(weights)
+        sums, found, size = gpu_conv.convolve(x, self._packed[key], groups, self._form)
+        norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
+        other = None if self.other is None else kernels.matrix(self.other.read())
+        affine = gpu_conv.norm(found, len(x), norm)
+        if self.pool:
+            return [t[:, :, None, None] for t in gpu_conv.apply_pool(sums, affine, other, self.relu, len(x))]
+        return [kernels.image(t, (len(x), *size)) for t in gpu_conv.apply(sums, affine, other, self.relu)]
 
     def _layer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of x, (n, C, H, W) in channels-last memory."""
