@@ -43,6 +43,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="without the Triton kernels, which need bf16")
     parser.add_argument("--memory", type=float, default=None, help="cap in GiB: 8 on the CPU, 64 on a GPU")
     parser.add_argument("--average", action="store_true", help="also score the mean of both sides' logits")
+    parser.add_argument("--overlap", action="store_true", help="both sides at the same time on a GPU")
     parser.add_argument("--sample", type=int, default=8, help="widths scored one by one")
     parser.add_argument(
         "--profile", action="store_true", help="print where a GPU spends its time on a quarter of the tree"
@@ -98,7 +99,7 @@ def how(args: argparse.Namespace) -> Options:
     cuda = args.device == "cuda"
     bf16 = cuda and args.precision == "bf16"
     memory = int((args.memory or (64 if cuda else 8)) * 2**30)
-    return Options(memory=memory, bf16=bf16, fused=bf16 and not args.plain, average=args.average)
+    return Options(memory=memory, bf16=bf16, fused=bf16 and not args.plain, average=args.average, overlap=args.overlap)
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:

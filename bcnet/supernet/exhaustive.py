@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,10 +77,11 @@ def score_all(
     tree = grow_tree(net.space)
     units = [[c // v.unit for c in row] for v, row in zip(net.space.variables, chosen, strict=True)]
     average = options.average and len(net.sides) == 2
-    teams = [net.sides] if average else [(side,) for side in net.sides]
+    lanes = _lanes(len(net.sides)) if options.overlap and rows[0][0].is_cuda else ()
+    teams = [net.sides] if average or lanes else [(side,) for side in net.sides]
     _check_memory(net, tree, units, max((x for x, _ in rows), key=len), teams, options)
     walkers = {side: Walker(net, tree, units, side, options) for side in net.sides}
-    tally = _Tally(tree, units, len(net.sides) + average, len(rows) * len(teams), progress)
+    tally = _Tally(tree, units, len(net.sides) + average, len(rows) * len(teams), progress, lanes)
     for x, y in rows:
         for team in teams:
             _Walk([walkers[side] for side in team], [net.sides.index(side) for side in team], tally, y).run(x)
@@ -85,6 +89,15 @@ def score_all(
     n = len(net.sides)
     joint = (accuracy[n], loss[n]) if average else (None, None)
     return AllScores(chosen, net.sides, accuracy[:n], loss[:n], *joint)
+
+
+@cache
+def _lanes(count: int) -> tuple[torch.cuda.Stream, ...]:
+    """A stream for each side: where the work of one side leaves multiprocessors idle, that of the other fills them.
+
+    Always the same ones, since memory that was freed is used again on its own stream only.
+    """
+    return tuple(torch.cuda.Stream() for _ in range(count))
 
 
 def _check_candidates(net: Supernet, candidates: Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:
@@ -148,9 +161,18 @@ class _Walk:
     def __init__(self, walkers: Sequence[Walker], rows: Sequence[int], tally: _Tally, y: Tensor):
         self.walkers, self.rows, self.tally, self.y = walkers, rows, tally, y
 
+    @property
+    def _lanes(self) -> list[tuple[Walker, AbstractContextManager[Any]]]:
+        """Each walker with the stream it works on."""
+        if not self.tally.lanes:
+            return [(walker, nullcontext()) for walker in self.walkers]
+        return [(w, torch.cuda.stream(lane)) for w, lane in zip(self.walkers, self.tally.lanes, strict=True)]
+
     def run(self, x: Tensor) -> None:
-        for walker in self.walkers:
-            walker.start(x)
+        self.tally.part()
+        for walker, lane in self._lanes:
+            with lane:
+                walker.start(x)
         self._descend(0, 0)
         self.tally.flush(self.rows, self.y)
 
@@ -163,13 +185,16 @@ class _Walk:
         stride = self.tally.strides[variable]
         ranks = range(len(self.walkers[0].candidates[variable]))
         if depth + 1 == len(tree.order) and all(w.finishes for w in self.walkers):
-            self.tally.add(
-                self.rows, self.y, [index + rank * stride for rank in ranks], [w.finish() for w in self.walkers]
-            )
+            logits = []
+            for walker, lane in self._lanes:
+                with lane:
+                    logits.append(walker.finish())
+            self.tally.add(self.rows, self.y, [index + rank * stride for rank in ranks], logits)
             return
         for rank in ranks:
-            for walker in self.walkers:
-                walker.choose(depth, rank)
+            for walker, lane in self._lanes:
+                with lane:
+                    walker.choose(depth, rank)
             self._descend(depth + 1, index + rank * stride)
         for walker in self.walkers:
             walker.leave(depth)
@@ -179,7 +204,7 @@ class _Tally:
     """Collects logits and scores them, many leaves in one go.
 
     ``sums`` (2, rows, widths) are sums over images of hits and losses; the rows are the sides and, where
-    asked for, the mean of their logits.
+    asked for, the mean of their logits. Logits come from ``lanes``, which wait while they are scored.
     """
 
     def __init__(
@@ -189,7 +214,9 @@ class _Tally:
         rows: int,
         walks: int,
         progress: Callable[[int, int], None] | None,
+        lanes: Sequence[torch.cuda.Stream] = (),
     ):
+        self.lanes = lanes
         counts = [len(row) for row in units]
         self.strides = [math.prod(counts[i + 1 :]) for i in range(len(counts))]
         self.sums = torch.zeros(2, rows, math.prod(counts), dtype=torch.float64)
@@ -202,9 +229,16 @@ class _Tally:
         if sum(len(i) for i, _ in self.waiting) >= LEAVES:
             self.flush(rows, y)
 
+    def part(self) -> None:
+        """The lanes go on after what was done outside of them."""
+        for lane in self.lanes:
+            lane.wait_stream(torch.cuda.current_stream())
+
     def flush(self, rows: Sequence[int], y: Tensor) -> None:
         if not self.waiting:
             return
+        for lane in self.lanes:
+            torch.cuda.current_stream().wait_stream(lane)
         indices = [i for row, _ in self.waiting for i in row]
         logits = [torch.cat([t[k] for _, t in self.waiting]).float() for k in range(len(rows))]
         self.waiting.clear()
@@ -222,6 +256,7 @@ class _Tally:
             )
             self.sums[0, number, where] += hits
             self.sums[1, number, where] += losses
+        self.part()
         self.done += len(indices)
         if self.progress is not None:
             self.progress(self.done, self.all)

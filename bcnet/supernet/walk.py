@@ -28,14 +28,15 @@ class Options:
 
     ``memory`` bounds the bytes of activations held at any time (the workspaces of convolution libraries are
     not counted). ``bf16`` runs dense layers but the last in bfloat16, with float32 running sums and statistics;
-    ``fused`` then uses Triton kernels on a GPU. ``average`` also scores the mean of both sides' logits, at
-    twice the memory.
+    ``fused`` then uses Triton kernels on a GPU. ``average`` also scores the mean of both sides' logits, and
+    ``overlap`` lets a GPU work on both sides at the same time; each takes twice the memory.
     """
 
     memory: int = 2 << 30
     bf16: bool = False
     fused: bool = False
     average: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.fused and not self.bf16:
