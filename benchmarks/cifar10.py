@@ -30,7 +30,7 @@ from bcnet.run import Run, facts
 
 BUDGETS = ("146M", "44M")
 NETWORKS = ("uniform", "random", "found", "published")
-ORDER = ("couple", "train", "search", "found", "random", "uniform", "published")
+ORDER = ("train", "search", "found", "uniform", "random", "published")
 """What is begun first where several can be."""
 
 PUBLISHED = {
@@ -48,9 +48,9 @@ class Job(NamedTuple):
 
     def needs(self, first: str) -> list[Job]:
         """The jobs that must be done before; the run of budget ``first`` trains the supernet."""
-        before = {"couple": [], "found": ["search"]}.get(self.work, ["couple"])
-        needed = [self._replace(work=work) for work in before]
-        return [*needed, Job(first, self.seed, "train")] if self.work == "search" else needed
+        if self.work == "search":
+            return [Job(first, self.seed, "train")]
+        return [self._replace(work="search")] if self.work == "found" else []
 
     @property
     def result(self) -> str:
@@ -71,10 +71,16 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
         loading={**asdict(paper.loading), "batch_size": args.batch, "eval_batch_size": 5000, "channels_last": True},
         groups=args.groups,
         base=args.base,
+        round_to=args.round_to,
         budgets=[f"flops={budget}"],
         supernet={**asdict(paper.supernet), "epochs": args.supernet_epochs, "bf16": args.bf16},
         search={"evaluations": args.evaluations},
-        retrain={**asdict(paper.retrain), "epochs": args.epochs, "weight_decay": 5e-4, "bf16": args.bf16},
+        retrain={
+            **asdict(paper.retrain),
+            "epochs": args.epochs,
+            "weight_decay": 5e-4,
+            "bf16": args.bf16 and not args.tf32,
+        },
         compare=["uniform", "random"],
         random={"networks": args.random_networks, "epochs": args.random_epochs},
         checkpoint_minutes=1000,
@@ -97,7 +103,7 @@ def work(job: Job, runs: Path, first: str, device: str) -> float:
                 shutil.copy(folder(runs, first, job.seed) / f"train.{suffix}", run.path(f"train.{suffix}"))
         stages.find(run)
     else:
-        {"couple": stages.couple, "train": stages.train}[job.work](run)
+        stages.train(run)
     return time.perf_counter() - start
 
 
@@ -106,11 +112,10 @@ def collected(runs: Path, origin: dict[str, Any]) -> dict[str, Any]:
     rows = []
     for place in sorted(runs.iterdir()):
         run = Run(place, "cpu")
-        couple = run.read("couple") if run.done("couple") else None
+        couple = run.read("couple")
         row: dict[str, Any] = {"budget": run.recipe.budgets[0], "seed": run.recipe.seed, "networks": {}}
-        if couple is not None:
-            row["variables"] = [[v["name"], v["candidates"][-1]] for v in couple["variables"]]
-            row["full"] = couple["costs"]["full"]
+        row["variables"] = [[v["name"], v["candidates"][-1]] for v in couple["variables"]]
+        row["full"] = couple["costs"]["full"]
         if run.done("train"):
             row["supernet"] = {k: v for k, v in run.read("train").items() if k != "version"}
         if run.done("search"):
@@ -131,16 +136,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budgets", nargs="+", default=BUDGETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--works", nargs="+", choices=ORDER, default=ORDER)
+    parser.add_argument("--works", nargs="+", choices=ORDER, default=ORDER[:-1])
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--val-fraction", type=float, default=0.1)
+    parser.add_argument("--val-fraction", type=float, default=0.05)
     parser.add_argument("--groups", type=int, default=20)
     parser.add_argument("--base", type=int, default=3)
-    parser.add_argument("--supernet-epochs", type=int, default=15)
-    parser.add_argument("--evaluations", type=int, default=500)
-    parser.add_argument("--epochs", type=int, default=25, help="of retraining")
+    parser.add_argument("--round-to", type=int, default=8)
+    parser.add_argument("--supernet-epochs", type=int, default=8)
+    parser.add_argument("--evaluations", type=int, default=200)
+    parser.add_argument("--epochs", type=int, default=6, help="of retraining")
     parser.add_argument("--random-networks", type=int, default=20)
     parser.add_argument("--random-epochs", type=int, default=1)
+    parser.add_argument("--tf32", action="store_true", help="retrain in TF32, not in bf16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--limit", type=float, default=float("inf"))
@@ -149,21 +156,28 @@ def arguments() -> argparse.Namespace:
     return args
 
 
+def prepared(args: argparse.Namespace) -> list[Job]:
+    """Make and couple the runs that are not there; what is to be done in them."""
+    jobs = []
+    for seed in args.seeds:
+        for budget in args.budgets:
+            run = Run(folder(args.runs, budget, seed), "cpu")
+            if not run.done("run"):
+                settings = recipe(args, budget, seed)
+                Run.create(run.folder, settings, facts([], settings, "cpu"))
+            if not run.done("couple"):
+                stages.couple(run)
+            wanted = {"train": budget == args.budgets[0], "published": budget in PUBLISHED}
+            named = [Job(budget, seed, work) for work in args.works if wanted.get(work, True)]
+            jobs += [job for job in named if not run.done(job.result)]
+    return sorted(jobs, key=lambda job: (ORDER.index(job.work), job.seed))
+
+
 def main() -> None:
     args, started = arguments(), time.perf_counter()
     load_data(args.data)  # parquet files are decoded here, once, into the cache
-    first, jobs = args.budgets[0], []
-    for seed in args.seeds:
-        for budget in args.budgets:
-            run = Run(folder(args.runs, budget, seed), args.device)
-            if not run.done("run"):
-                settings = recipe(args, budget, seed)
-                Run.create(run.folder, settings, facts([], settings, args.device))
-            wanted = {"train": budget == first, "published": budget in PUBLISHED}
-            named = [Job(budget, seed, work) for work in args.works if wanted.get(work, True)]
-            jobs += [job for job in named if not run.done(job.result)]
-    jobs.sort(key=lambda job: (ORDER.index(job.work), job.seed))
-    print(f"{len(jobs)} jobs, data ready after {time.perf_counter() - started:.0f} s", flush=True)
+    first, jobs = args.budgets[0], prepared(args)
+    print(f"{len(jobs)} jobs, ready after {time.perf_counter() - started:.0f} s", flush=True)
     origin = provenance(args.device, ("torch", "numpy", "scipy", "pymoo"))
     origin["command"] = f"python benchmarks/{origin['command']}"
     running: dict[Future[float], Job] = {}

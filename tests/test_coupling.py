@@ -103,6 +103,9 @@ def test_a_batch_of_one_is_as_good_as_two() -> None:
 def test_candidates_are_rounded_as_far_as_a_layer_allows() -> None:
     space = trace(tiny("Residual"), X, round_to=4)
     assert [v.candidates for v in space.variables] == [(4, 8, 12), (2, 4, 6, 8, 10)]
+    assert space.scaled(0.7).tolist() == [8, 6]
+    assert space.scaled(0.01).tolist() == [4, 2]
+    assert space.uniform(lambda widths: widths.sum(axis=1), 15).tolist() == [8, 6]
 
 
 @pytest.mark.parametrize(

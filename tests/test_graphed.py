@@ -23,15 +23,8 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU
 NOTICE = "steps are launched kernel by kernel, not as one CUDA graph: "
 
 
-def draws_nothing() -> None:
-    pass
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [random.random, lambda: np.random.random(), lambda: torch.rand(1), draws_nothing],  # noqa: NPY002
-)
-def test_a_step_that_cannot_be_recorded_runs_as_it_is_after_one_notice(draw: Callable[[], object]) -> None:
+def steps(draw: Callable[[], object]) -> list[str]:
+    """Some steps of a network of one weight, which calls ``draw``; the notices."""
     weight = nn.Parameter(torch.zeros(3))
 
     def learn(x: Tensor, y: Tensor) -> Tensor:
@@ -47,9 +40,33 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is_after_one_notice(draw: Cal
             assert losses.tolist() == [step + 0.5]
             assert weight.grad is not None
             assert weight.grad.tolist() == [2.0 * step] * 3
-    (notice,) = [str(w.message) for w in caught]
-    assert notice.startswith(NOTICE)
-    assert notice.endswith("the network draws random numbers on the host") == (draw is not draws_nothing)
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: np.random.random(), lambda: torch.rand(1)])  # noqa: NPY002
+def test_a_network_that_draws_on_the_host_is_not_recorded(draw: Callable[[], object]) -> None:
+    assert steps(draw) == [f"{NOTICE}the network draws random numbers on the host"]
+
+
+def test_a_step_without_memory_for_a_record_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", full)
+    assert steps(lambda: None) == [f"{NOTICE}there is too little memory beside"]
+
+
+def test_a_step_that_cannot_be_recorded_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fails)
+    with pytest.raises(BcnetError) as caught:
+        steps(lambda: None)
+    assert str(caught.value) == (
+        "a step cannot be recorded as a CUDA graph: operation not permitted when stream is capturing; "
+        "ask for the engine plain"
+    )
 
 
 def test_an_unknown_engine_is_refused() -> None:
@@ -100,6 +117,6 @@ def test_a_forward_that_waits_for_the_gpu_runs_as_it_is() -> None:
     x, y = toy.images()
     held = DeviceData(x, y, mean=(0.0,), std=(1.0,), classes=4, device="cuda")
     network = Waits().cuda()
-    with pytest.warns(UserWarning, match=NOTICE):
+    with pytest.warns(UserWarning, match=f"{NOTICE}the network waits for the GPU"):
         history = retrain(network, held.train(LoadOptions(batch_size=16)), Retraining(Optimisation(epochs=3, lr=0.05)))
     assert history[-1][1] < history[0][1]

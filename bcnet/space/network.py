@@ -37,9 +37,9 @@ def trace(
     """The width space of ``model``, found from its graph on ``example`` (one batch, or a tuple of inputs).
 
     ``groups`` and ``base`` set the candidates (see :func:`bcnet.space.candidates`); ``round_to`` keeps
-    them multiples of a number hardware likes, as far as it divides a layer's own width; ``ignore`` names
-    layers whose output width must stay; ``init`` is called on every freshly built network, after its
-    layers have drawn their weights.
+    them, and uniform scalings, multiples of a number hardware likes, as far as it divides a layer's own
+    width; ``ignore`` names layers whose output width must stay; ``init`` is called on every freshly built
+    network, after its layers have drawn their weights.
     """
     graph = capture(model, example)
     state = _state(model)
@@ -72,11 +72,12 @@ class NetworkSpace(WidthSpace):
         groups, base, round_to = grid
         if round_to < 1:
             raise BcnetError(f"round_to is {round_to}, but widths are rounded to multiples of at least 1")
-        variables = []
-        for v in coupling.variables:
-            unit = v.unit * gcd(v.count, round_to // gcd(round_to, v.unit))
-            variables.append(WidthVariable(v.name, candidates(v.count * v.unit, groups, base, unit), v.layers, v.unit))
-        super().__init__(variables)
+        steps = [v.unit * gcd(v.count, round_to // gcd(round_to, v.unit)) for v in coupling.variables]
+        variables = [
+            WidthVariable(v.name, candidates(v.count * v.unit, groups, base, step), v.layers, v.unit)
+            for v, step in zip(coupling.variables, steps, strict=True)
+        ]
+        super().__init__(variables, steps)
         self.model, self.graph, self.coupling, self.init = model, graph, coupling, init
         self.example = (example,) if isinstance(example, Tensor) else tuple(example)
         self.fixed = coupling.fixed

@@ -94,9 +94,12 @@ class WidthVariable:
 
 
 class WidthSpace:
-    """All widths: one candidate per variable. ``L = len(space)``; widths are int64 arrays (..., L)."""
+    """All widths: one candidate per variable. ``L = len(space)``; widths are int64 arrays (..., L).
 
-    def __init__(self, variables: Sequence[WidthVariable]):
+    ``steps`` (L,) are what uniform scaling rounds widths to, the variables' units where left out.
+    """
+
+    def __init__(self, variables: Sequence[WidthVariable], steps: Sequence[int] | None = None):
         if not variables:
             raise BcnetError("a width space needs at least one width variable")
         names = [v.name for v in variables]
@@ -106,6 +109,7 @@ class WidthSpace:
         self.max: Widths = np.array([v.max for v in variables], dtype=np.int64)
         self.min: Widths = np.array([v.base for v in variables], dtype=np.int64)
         self._tables = [np.array(v.candidates, dtype=np.int64) for v in variables]
+        self._steps = np.array([v.unit for v in variables] if steps is None else steps, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.variables)
@@ -186,12 +190,12 @@ class WidthSpace:
         return index
 
     def scaled(self, factor: float) -> Widths:
-        """Every width times ``factor``, rounded down as the paper does, at least one unit: shape (L,)."""
+        """Every width times ``factor``, rounded down as the paper does, at least one step: shape (L,)."""
         if not 0 < factor < math.inf:
             raise BcnetError(f"widths can be scaled by a positive number only, not by {factor}")
-        units = np.array([v.unit for v in self.variables])
         # A hair above, so that 0.7 * 10 is 7 although it is 6.999... in binary.
-        return np.clip(np.floor(self.max * factor / units + 1e-9).astype(np.int64) * units, units, self.max)
+        whole = np.floor(self.max * factor / self._steps + 1e-9).astype(np.int64) * self._steps
+        return np.clip(whole, self._steps, self.max)
 
     def uniform(self, cost: Callable[[Widths], ArrayLike], limit: float) -> Widths:
         """The widest uniform scaling whose ``cost`` (widths (n, L) -> (n,)) is at most ``limit``: shape (L,)."""

@@ -3,7 +3,7 @@
 The host launches every kernel of a step by itself, some hundreds even for a small network, and a fast GPU waits for
 it. A CUDA graph is one launch for the way forwards and backwards. It repeats what was recorded: the same kernels on the
 same memory, with the batch and the random numbers (dropout) of the step. Whatever else Python decides in a forward is
-not decided again, so a network that draws random numbers on the host is not recorded.
+not decided again, so a network that draws random numbers on the host is not recorded, nor one that waits for the GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bcnet.errors import BcnetError
+
 WARM_UP = 3
 """Steps that run as they are before one is recorded: libraries set themselves up in them."""
 
@@ -24,8 +26,8 @@ WARM_UP = 3
 class Graphed:
     """``learn(x, y)``, which sets the gradients of ``parameters`` and gives the losses (p,) of a batch, replayed.
 
-    Batches of another shape than the one recorded run as they are. So does everything, after a notice, where a step
-    cannot be recorded.
+    Batches of another shape than the one recorded run as they are. So does everything, after a notice, where warming
+    up shows that a step cannot be recorded.
     """
 
     def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], parameters: Iterable[nn.Parameter]):
@@ -46,17 +48,25 @@ class Graphed:
     def _warm_up(self, x: Tensor, y: Tensor) -> Tensor:
         self._seen += 1
         before = _host_randomness()
-        losses = self._learn(x, y)
+        with _Waits(x.device) as waits:
+            losses = self._learn(x, y)
         if _host_randomness() != before:
             self._give_up("the network draws random numbers on the host")
+        elif waits.found and self._seen == WARM_UP:
+            self._give_up("the network waits for the GPU")
         return losses
 
     def _record(self, x: Tensor, y: Tensor) -> None:
         try:
             self._recorded = _Recorded(self._learn, self._parameters, x, y)
-        except RuntimeError as error:
+        except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            self._give_up((str(error).splitlines() or [type(error).__name__])[0][:160])
+            self._give_up("there is too little memory beside")
+        except RuntimeError as error:  # torch cannot go on after such a failure
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            raise BcnetError(
+                f"a step cannot be recorded as a CUDA graph: {reason}; ask for the engine plain"
+            ) from error
 
     def _give_up(self, reason: str) -> None:
         self._possible = False
@@ -85,6 +95,34 @@ class _Recorded:
             parameter.grad = gradient  # a batch of another shape has put its own there
         self.graph.replay()
         return self.losses.clone()
+
+
+class _Waits:
+    """Listens, while entered, for operations on a GPU that the host waits for."""
+
+    def __init__(self, device: torch.device):
+        self.found = False
+        self._on_gpu = device.type == "cuda"
+        self._warnings = warnings.catch_warnings(record=True)
+
+    def __enter__(self) -> _Waits:
+        if self._on_gpu:
+            self._mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("warn")
+            self._heard = self._warnings.__enter__()
+            warnings.simplefilter("always")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._on_gpu:
+            return
+        torch.cuda.set_sync_debug_mode(self._mode)
+        self._warnings.__exit__(*error)
+        for warning in self._heard or ():
+            if "synchronizing CUDA operation" in str(warning.message):
+                self.found = True
+            else:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def _host_randomness() -> Any:
