@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 IMAGES, WIDTH, DEPTH = 256, 128, 64  # of a tile: images, output channels, input channels that are read at once
 STAGES = 4  # tiles of the input that are on their way at a time
-POOL = (8, 128, 4)  # pixels and channels that are read at once before pooling, and warps
+POOL = (4, 128, 2)  # pixels and channels that are read at once before pooling, and warps
 ROOM = 227 << 10  # bytes of shared memory that a program may take
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
