@@ -133,7 +133,8 @@ def _from_zoo(name: str, shape: Shape | None, classes: int | None) -> Source:
     entry = zoo.find(name)
     kept = tuple(v.name for v in entry.order if v.fixed)
     model = zoo.build(name, classes=classes)
-    return _source(f"zoo:{name}", model, shape or entry.input_shape, classes or entry.classes, kept=kept, init=_as_zoo)
+    init = None if entry.torch_init else _as_zoo
+    return _source(f"zoo:{name}", model, shape or entry.input_shape, classes or entry.classes, kept=kept, init=init)
 
 
 def _as_zoo(network: nn.Module) -> None:

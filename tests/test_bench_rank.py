@@ -138,6 +138,12 @@ def test_fewer_images_and_their_batches(config: RankConfig, table: ChannelBench)
     assert one["held_out"] == same["held_out"] != other["held_out"]
 
 
+def test_without_the_test_images(config: RankConfig, table: ChannelBench) -> None:
+    report = rank(replace(config, on_test=False), data(), table)
+    assert "test" not in report
+    assert report["on_test"] is False
+
+
 def test_predictors_need_no_training(config: RankConfig, table: ChannelBench) -> None:
     report = rank(replace(config, method="flops"), data(), table)
     assert report["kendall"] == pytest.approx(correlations(table.costs["flops"], table.mean)["kendall"])

@@ -131,6 +131,17 @@ def test_networks_of_a_zoo_space_are_the_zoos() -> None:
     assert built.classifier.weight.std().item() == pytest.approx(0.01, rel=0.2)
 
 
+@pytest.mark.parametrize("name", ["channel_bench_mobilenet", "channel_bench_resnet"])
+def test_channel_bench_networks_draw_their_weights_as_torch_does(name: str) -> None:
+    """As the networks behind the tables did: uniform, with a variance of 1 / (3 fan-in)."""
+    for network in (zoo.build(name), traced(name).build(traced(name).max)):
+        for layer in network.modules():
+            if isinstance(layer, nn.Conv2d):
+                fan_in = layer.weight[0].numel()
+                assert layer.weight.abs().max() <= fan_in**-0.5
+                assert layer.weight.std().item() == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
+
+
 def test_a_zoo_source_knows_itself() -> None:
     source = load_model("digits_cnn")
     assert (source.spec, source.input_shape, source.classes) == ("zoo:digits_cnn", (1, 8, 8), 10)

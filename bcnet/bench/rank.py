@@ -47,7 +47,7 @@ class RankConfig:
 
     ``model``, as the command line names it, is a network of your own with ``groups`` candidates per variable, for
     which ``bcnet bench build`` made a table; ``space`` is then a name for it.
-    ``images`` are scored of the held-out part and, with ``test``, of the test set each (0: all), in batches of
+    ``images`` are scored of the held-out part and, with ``on_test``, of the test set each (0: all), in batches of
     ``score_batch`` (0: the data's own) whose statistics a path uses. ``average`` also scores the mean of logits.
     ``complement``, ``sides``, ``draws`` and ``base`` override the method's own, for ablations; with ``base`` 2 the
     narrowest quarter of every variable is left out, and so are the table's networks that use it.
@@ -67,7 +67,7 @@ class RankConfig:
     base: int = 1
     average: bool = False
     images: int = 0
-    test: bool = True
+    on_test: bool = True
     score_batch: int = 0
     engine: Literal["auto", "plain", "fused"] = "auto"
     model: str = ""
@@ -145,7 +145,7 @@ def rank(
     results: dict[str, Any] = {}
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
-        if source is not None and (config.test or part == "held_out"):
+        if source is not None and (config.on_test or part == "held_out"):
             scores[part] = score_all(net, _batches(source, config, device), options=options, progress=scoring)
             results[part] = _compare(scores[part], table, wanted, space)
     report = {

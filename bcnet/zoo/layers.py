@@ -70,14 +70,16 @@ def basic_block(inputs: int, hidden: int, outputs: int, stride: int, shortcut: n
     return Block(nn.Sequential(body), shortcut, nn.ReLU())
 
 
-def finish(layers: Layers, channels: int, classes: int) -> nn.Sequential:
-    """``layers``, global pooling and a linear classifier as one initialised network: (n, C, H, W) to (n, classes)."""
+def finish(layers: Layers, channels: int, classes: int, torch_init: bool = False) -> nn.Sequential:
+    """``layers``, global pooling and a linear classifier as one network: (n, C, H, W) to (n, classes).
+
+    Its weights are drawn by :func:`initialise`, or with ``torch_init`` left as torch's layers draw them.
+    """
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten(1)
     layers["classifier"] = nn.Linear(channels, classes)
     net = nn.Sequential(layers)
-    net.apply(initialise)
-    return net
+    return net if torch_init else net.apply(initialise)
 
 
 def initialise(layer: nn.Module) -> None:
