@@ -248,7 +248,8 @@ class _Tally:
             numbers.append(len(self.sums[0]) - 1)
         if self.sums.device != y.device:
             self.sums = self.sums.to(y.device)
-        where = torch.tensor(indices, device=y.device)
+        # From pinned memory, since any other copy waits for all work of the GPU.
+        where = torch.tensor(indices, pin_memory=y.is_cuda).to(y.device, non_blocking=True)
         for number, scores in zip(numbers, logits, strict=True):
             hits = (scores.argmax(-1) == y).sum(-1)
             losses = (

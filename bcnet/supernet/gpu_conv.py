@@ -25,7 +25,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 IMAGES, WIDTH, DEPTH = 256, 128, 64  # of a tile: images, output channels, input channels that are read at once
 STAGES = 4  # tiles of the input that are on their way at a time
-POOL = (4, 128, 2)  # pixels and channels that are read at once before pooling, and warps
 ROOM = 227 << 10  # bytes of shared memory that a program may take
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -175,7 +174,7 @@ def _pool_kernel(
     factor = tl.load(scale + g * columns + column, mask=inside, other=0.0)
     summand = tl.load(shift + g * columns + column, mask=inside, other=0.0)
     total = tl.zeros((GP, BM, BN), tl.float32)
-    for start in range(0, pixels, BM):
+    for start in tl.range(0, pixels, BM, num_stages=4):
         pixel = start + tl.arange(0, BM)[None, :, None]
         row = image.to(tl.int64) * pixels + pixel
         mask = inside & (pixel < pixels)
@@ -294,10 +293,8 @@ def apply_pool(sums: Tensor, affine: tuple[Tensor, Tensor], other: Tensor | None
     out = torch.empty(count, images, columns, device=sums.device)
     if not sums.is_meta:
         given, stride = (sums, 0) if other is None else (other, other.stride(0))
-        pixels, across, warps = POOL
-        _pool_kernel[(images, triton.cdiv(columns, across))](
+        _pool_kernel[(images, triton.cdiv(columns, 128))](
             sums, *affine, given, out, images, columns, rows // images, stride,
-            G=count, GP=triton.next_power_of_2(count), RELU=relu, ADD=other is not None, BM=pixels, BN=across,
-            num_warps=warps,
+            G=count, GP=triton.next_power_of_2(count), RELU=relu, ADD=other is not None, BM=8, BN=128, num_warps=4,
         )  # fmt: skip
     return out
