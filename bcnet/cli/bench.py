@@ -99,8 +99,10 @@ def rank_space(
     except ValueError:
         raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    settings = {"lr": lr, "complement": complement, "sides": sides, "base": base, "images": images}
-    first = RankConfig(space, method, epochs, bf16=where != "cpu", model=model, groups=groups, **settings)
+    first = RankConfig(
+        space, method, epochs, lr=lr, bf16=where != "cpu", complement=complement, sides=sides, base=base,
+        images=images, model=model, groups=groups,
+    )  # fmt: skip
     configs = [replace(first, seed=n) for n in numbers]
     loaded = ChannelBench.load(bench_space(first) if model else space, path)
     if not data:
