@@ -31,6 +31,7 @@ STRATEGIES = st.builds(
     complement=st.booleans(),
     sides=st.sampled_from(["both", "alternate", "left"]),
     sandwich=st.booleans(),
+    extremes=st.sampled_from([0.0, 0.5, 1.0]),
 )
 SEEDS = st.integers(0, 2**31)
 STEPS = st.integers(0, 10**6)
@@ -106,6 +107,23 @@ def test_sandwich_puts_the_teacher_first_and_the_narrowest_last() -> None:
     assert paths[-1].widths == paths[-2].widths == (2, 1)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_steps_trains_the_widest_and_the_narrowest(share: float) -> None:
+    bcv2 = get_principle("bcv2")
+    strategy = Strategy(extremes=share)
+    steps = [drawn(strategy, step, 0, SPACE, bcv2) for step in range(2000)]
+    extreme = {tuple(SPACE.max.tolist()), tuple(SPACE.min.tolist())}
+    found = sum({path.widths for path in step} == extreme for step in steps) / len(steps)
+    assert found == pytest.approx(share + (1 - share) * 2 / SPACE.size, abs=0.04)
+
+
+def test_without_complements_the_extremes_are_drawn_equally_often() -> None:
+    strategy = Strategy(draws=4, complement=False, sides="left", extremes=1.0)
+    first = Counter(drawn(strategy, step, 0, SPACE, get_principle("ua"))[0].widths for step in range(1000))
+    assert set(first) == {tuple(SPACE.max.tolist()), tuple(SPACE.min.tolist())}
+    assert first[tuple(SPACE.max.tolist())] == pytest.approx(500, abs=60)
+
+
 def test_steps_and_seeds_differ() -> None:
     wide = WidthSpace([WidthVariable(f"v{i}", tuple(range(1, 33))) for i in range(8)])
     principle = get_principle("bcv2")
@@ -139,6 +157,7 @@ def test_methods_train_four_paths_a_step() -> None:
     ("change", "sentence"),
     [
         ({"draws": 0}, "draws is 0, but a step needs at least 1 width"),
+        ({"extremes": 1.5}, "extremes is 1.5, but it must lie in 0..1"),
         ({"sides": "right"}, "sides is 'right', but it must be both, alternate or left"),
     ],
 )

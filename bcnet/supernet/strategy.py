@@ -36,22 +36,29 @@ class Path:
 class Strategy:
     """``draws`` widths are sampled uniformly a step; ``complement`` adds the complement of each; ``sides``
     trains both, alternates them by batch, or takes the left only. ``sandwich`` adds the widest and the
-    narrowest network, and all but the widest learn from the widest (AutoSlim)."""
+    narrowest network, and all but the widest learn from the widest (AutoSlim). ``extremes`` is the share of
+    steps whose first draw is the widest network instead, and its complement the narrowest (without complements: one
+    of the two): weights between channels of opposite ends are in few other paths."""
 
     draws: int = 1
     complement: bool = True
     sides: Literal["both", "alternate", "left"] = "both"
     sandwich: bool = False
+    extremes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.draws < 1:
             raise BcnetError(f"draws is {self.draws}, but a step needs at least 1 width")
         if self.sides not in ("both", "alternate", "left"):
             raise BcnetError(f"sides is {self.sides!r}, but it must be both, alternate or left")
+        if not 0 <= self.extremes <= 1:
+            raise BcnetError(f"extremes is {self.extremes}, but it must lie in 0..1")
 
     def paths(self, step: int, rng: np.random.Generator, space: WidthSpace, principle: Principle) -> list[Path]:
         """The paths of ``step``, the widest first where it is the teacher."""
         widths = space.sample(rng, self.draws)
+        if self.extremes and rng.random() < self.extremes:
+            widths[0] = space.max if self.complement or rng.random() < 0.5 else space.min
         if self.complement:
             widths = np.concatenate([widths, complement(space, principle, widths)])
         if self.sandwich:
