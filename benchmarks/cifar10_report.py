@@ -68,10 +68,9 @@ def accuracy_table(budget: str, runs: list[Run]) -> list[str]:
 
 def verdict(budget: str, runs: list[Run]) -> str:
     """What the table says, in words."""
-    found = gains(runs, "found", "uniform")
+    name, found = budget.removeprefix("flops="), gains(runs, "found", "uniform")
     if not found:
-        return "The found network was not retrained, so there is no verdict."
-    name = budget.removeprefix("flops=")
+        return f"At {name}, the found network was not retrained, so there is no verdict."
     paper = PAPER.get(budget)
     printed = f"; the paper's gain is {paper['found'] - paper['uniform']:+.1f}" if paper else ""
     gain = mean(found)
@@ -141,7 +140,8 @@ def settings(data: dict[str, Any]) -> list[str]:
         "## What was done",
         "",
         f"- **Supernet**: `{r['method']}`, {r['groups']} groups with a base of {r['base']}, so that a layer keeps",
-        f"  {r['base'] / r['groups']:.0%} to 100 % of its channels; {trained['epochs']} epochs of",
+        f"  {r['base'] / r['groups']:.0%} to 100 % of its channels, in multiples of {r['round_to']} as in all networks",
+        f"  here; {trained['epochs']} epochs of",
         f"  {50_000 - held:,.0f} images in batches of {r['loading']['batch_size']}, four paths a step, SGD with a",
         f"  cosine from {trained['lr']} to {trained['final_lr']}, weight decay {trained['weight_decay']}. One supernet",
         "  serves both budgets of a seed.",

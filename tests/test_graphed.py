@@ -17,7 +17,7 @@ from bcnet.data.source import from_loaders
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
 from bcnet.retrain import Distillation, Retraining, retrain
-from bcnet.supernet.graphed import WARM_UP, Graphed
+from bcnet.supernet.graphed import WARM_UP, Graphed, Waits
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 NOTICE = "steps are launched kernel by kernel, not as one CUDA graph: "
@@ -46,6 +46,25 @@ def steps(draw: Callable[[], object]) -> list[str]:
 @pytest.mark.parametrize("draw", [random.random, lambda: np.random.random(), lambda: torch.rand(1)])  # noqa: NPY002
 def test_a_network_that_draws_on_the_host_is_not_recorded(draw: Callable[[], object]) -> None:
     assert steps(draw) == [f"{NOTICE}the network draws random numbers on the host"]
+
+
+def test_waiting_for_the_gpu_is_heard_and_other_warnings_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = ["default"]
+
+    def set_mode(mode: str) -> None:
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        modes.append(mode)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Waits(torch.device("cuda")) as waits:
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+    assert waits.found
+    assert [str(w.message) for w in caught] == ["something else"]
+    assert modes == ["default", "warn", "default"]
 
 
 def test_a_step_without_memory_for_a_record_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ class Graphed:
     def _warm_up(self, x: Tensor, y: Tensor) -> Tensor:
         self._seen += 1
         before = _host_randomness()
-        with _Waits(x.device) as waits:
+        with Waits(x.device) as waits:
             losses = self._learn(x, y)
         if _host_randomness() != before:
             self._give_up("the network draws random numbers on the host")
@@ -97,7 +97,7 @@ class _Recorded:
         return self.losses.clone()
 
 
-class _Waits:
+class Waits:
     """Listens, while entered, for operations on a GPU that the host waits for."""
 
     def __init__(self, device: torch.device):
@@ -105,12 +105,12 @@ class _Waits:
         self._on_gpu = device.type == "cuda"
         self._warnings = warnings.catch_warnings(record=True)
 
-    def __enter__(self) -> _Waits:
+    def __enter__(self) -> Waits:
         if self._on_gpu:
-            self._mode = torch.cuda.get_sync_debug_mode()
-            torch.cuda.set_sync_debug_mode("warn")
             self._heard = self._warnings.__enter__()
             warnings.simplefilter("always")
+            self._mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("warn")
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -118,11 +118,12 @@ class _Waits:
             return
         torch.cuda.set_sync_debug_mode(self._mode)
         self._warnings.__exit__(*error)
-        for warning in self._heard or ():
-            if "synchronizing CUDA operation" in str(warning.message):
+        for heard in self._heard or ():
+            text = str(heard.message)
+            if "synchronizing CUDA operation" in text:
                 self.found = True
-            else:
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            elif "debug mode is a prototype" not in text:  # which setting the mode says
+                warnings.warn_explicit(heard.message, heard.category, heard.filename, heard.lineno)
 
 
 def _host_randomness() -> Any:

@@ -1,0 +1,92 @@
+"""The CIFAR-10 benchmark: what waits for what, and a page that says what the figures say."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bcnet.recipe import Recipe
+
+
+def script(name: str) -> ModuleType:
+    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def network(score: float, flops: float) -> dict[str, Any]:
+    return {"score": score, "seconds": 30.0, "widths": [4, 8], "costs": {"flops": flops, "params": 1.2e6}}
+
+
+def run(seed: int, scores: dict[str, float]) -> dict[str, Any]:
+    return {
+        "budget": "flops=44M",
+        "seed": seed,
+        "variables": [["stem.conv", 8], ["head.conv", 16]],
+        "full": {"flops": 296e6, "params": 2.2e6},
+        "supernet": {"seconds": 20.0},
+        "search": {
+            "best": {"score": 0.71},
+            "supernet": {"uniform": 0.7, "full": 0.8},
+            "evaluations": 10,
+            "seconds": 5.0,
+        },
+        "networks": {name: network(score, 43.9e6) for name, score in scores.items()},
+        "recipe": Recipe.read("mobilenetv2_cifar").to_dict(),
+    }
+
+
+def page(*scores: dict[str, float]) -> str:
+    facts = {"date": "2026-11-15", "machine": "a GPU", "versions": {"torch": "2.11"}, "commit": "abc", "command": "x"}
+    runs = [run(seed, given) for seed, given in enumerate(scores)]
+    text: str = script("cifar10_report").page({**facts, "wall_seconds": 100.0, "runs": runs})
+    return text
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        (
+            [{"found": 0.9, "uniform": 0.89, "random": 0.88}, {"found": 0.91, "uniform": 0.89, "random": 0.9}],
+            "At 44M, the found network beats uniform scaling with every seed, by 1.50 points on average; "
+            "the paper's gain is +1.5, and +1.50 points from `random`.",
+        ),
+        (
+            [{"found": 0.9, "uniform": 0.89}, {"found": 0.886, "uniform": 0.89}],
+            "At 44M, the found network is 0.30 points above uniform scaling on average, but not with every seed; "
+            "the paper's gain is +1.5.",
+        ),
+        (
+            [{"found": 0.88, "uniform": 0.89}],
+            "At 44M, no gain: the found network is 1.00 points worse than uniform scaling on average; "
+            "the paper's gain is +1.5.",
+        ),
+        ([{"uniform": 0.89}], "At 44M, the found network was not retrained, so there is no verdict."),
+    ],
+)
+def test_the_verdict_follows_from_the_figures(scores: list[dict[str, float]], sentence: str) -> None:
+    assert f"- {sentence}\n" in page(*scores)
+
+
+def test_the_page_has_every_seed_and_every_width() -> None:
+    text = page({"found": 0.9, "uniform": 0.89}, {"found": 0.91, "uniform": 0.89})
+    assert "| `bcnet` | 90.50 % | 90.00, 91.00 | 43.9 | 1.20 | +1.50 (+1.00, +2.00) |" in text
+    assert "| `head.conv` | 16 | 8 (50%) | 8 (50%) | 8 (50%) |" in text
+    assert "| 44M | 1 | 71.00 % | 70.00 % | 80.00 % | 10 | 20 | 5 |" in text
+
+
+def test_a_search_waits_for_its_supernet_and_a_network_for_its_search() -> None:
+    job = script("cifar10").Job
+    assert job("44M", 1, "search").needs("146M") == [job("146M", 1, "train")]
+    assert job("44M", 1, "found").needs("146M") == [job("44M", 1, "search")]
+    assert job("44M", 1, "uniform").needs("146M") == []
