@@ -63,7 +63,7 @@ def page(*scores: dict[str, float]) -> str:
         ),
         (
             [{"found": 0.9, "uniform": 0.89}, {"found": 0.886, "uniform": 0.89}],
-            "At 44M, the found network is 0.30 points above uniform scaling on average, but not with every seed; "
+            "At 44M, the found network is 0.30 points better than uniform scaling on average, but not with every seed; "
             "the paper's gain is +1.5.",
         ),
         (
