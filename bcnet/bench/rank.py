@@ -140,7 +140,8 @@ def rank(
     net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
     trained = time.perf_counter()
     on_gpu = device.startswith("cuda")
-    options = Options(memory=_memory(device), bf16=config.bf16, fused=config.bf16 and on_gpu, average=config.average)
+    fused = config.bf16 and on_gpu
+    options = Options(_memory(device), bf16=config.bf16, fused=fused, average=config.average, overlap=on_gpu)
     results: dict[str, Any] = {}
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):

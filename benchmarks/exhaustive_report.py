@@ -1,0 +1,92 @@
+"""Writes docs/results/exhaustive.md from the JSON files that benchmarks/exhaustive.py wrote.
+
+python benchmarks/exhaustive_report.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+GOALS = {"exhaustive-cpu": "10 times", "exhaustive-mobilenet": "25 s", "exhaustive-resnet": "60 s"}
+TEXT = """# Scoring every network of a space
+
+Made by `benchmarks/exhaustive_report.py` from the JSON files beside this page, which `benchmarks/exhaustive.py` wrote.
+All widths of a Channel-Bench space are scored at once, with the batch statistics of each; one-by-one scoring of some
+of the same widths is timed in the same run and scaled up. Speed does not depend on the images, so random ones are used.
+The last column is the largest difference of a sampled network's loss to that found one by one in float32, and,
+in brackets, how far the losses of networks spread.
+
+| space | device | widths × sides × images | batch | seconds | goal | one by one | faster | peak | difference |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+TRIED = """
+On the CPU the ratio is of the process's own time, since the machine had other work.
+
+## What was tried on the GPU
+
+The convolutions of the ResNet space, some 31 PFLOP after taps in the padding are left out, take most of its time;
+pooling and small kernels take most of the rest.
+
+- Kept, ResNet: one kernel makes the sums of all candidates of a convolution with their statistics, a tile being 256
+  images at one pixel, so that taps in the padding are skipped and slices of channels need no copy; tiles come by the
+  tensor memory accelerator; both sides at the same time.
+- Kept, MobileNet: depthwise convolutions of narrow maps row by row in registers, products before pooling for all
+  candidates at once, column sums and Gram matrices by one kernel.
+- Slower or no better: tiles of 128 × 256 and 128 × 128, half as deep tiles, plain loads, nested loops.
+- Left: the last layer in float32 for all candidates at once, and batches above 2,048 images.
+"""
+
+
+def row(stem: str) -> list[str]:
+    file = RESULTS / f"{stem}.json"
+    if not file.exists():
+        return []
+    data: dict[str, Any] = json.loads(file.read_text())
+    lines = []
+    for space in ("mobilenet", "resnet"):
+        if space not in data:
+            continue
+        r = data[space]
+        on_gpu = r.get("peak_gib") is not None
+        seconds, faster = (r["seconds"], r["speedup"]) if on_gpu else (r["cpu_seconds"], r["cpu_speedup"])
+        alone = r["one_by_one_seconds"] if on_gpu else r["one_by_one_cpu_seconds_each"] * r["widths"]
+        cells = [
+            space,
+            data["machine"] if on_gpu else "CPU, 1 thread",
+            f"{r['widths']:,} × {r['sides']} × {r['images']:,}",
+            f"{r['batch']:,}" if on_gpu else f"{min(r['batch'], r['images']):,}",
+            f"{seconds:.1f}",
+            GOALS[stem],
+            f"{alone:,.0f} s",
+            f"{faster:.0f} times",
+            f"{r['peak_gib']} GiB" if on_gpu else "",
+            f"{r['worst_loss_difference']:.0e} ({r['spread_of_losses']:.2f})",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def sources() -> list[str]:
+    lines = ["", "## Where the figures come from", ""]
+    for stem in GOALS:
+        file = RESULTS / f"{stem}.json"
+        if file.exists():
+            d = json.loads(file.read_text())
+            lines.append(
+                f"- {stem}.json: {d['date'][:10]}, {d['machine']}, torch {d['versions']['torch']}, "
+                f"commit {str(d['commit'])[:12]}: `{d['command']}`"
+            )
+    return lines
+
+
+def main() -> None:
+    rows = [line for stem in GOALS for line in row(stem)]
+    page = TEXT + "\n".join(rows) + "\n" + TRIED + "\n".join(sources()) + "\n"
+    (RESULTS / "exhaustive.md").write_text(page)
+
+
+if __name__ == "__main__":
+    main()
