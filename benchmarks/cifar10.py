@@ -1,6 +1,6 @@
 """MobileNetV2 on CIFAR-10: what a search finds against uniform scaling and the best of random networks.
 
-    python benchmarks/cifar10.py --data cifar10:DIR --runs DIR --out FILE [--workers 6] [--supernet-epochs 15] ...
+    python benchmarks/cifar10.py --data cifar10:DIR --runs DIR --out FILE [--workers 6] [--epochs 15] ...
 
 Every budget and seed is a run of `bcnet` in a folder of its own under ``--runs``; the budgets of a seed share one
 supernet. Stages and retrainings that do not need each other run in ``--workers`` processes on one device. FILE is
@@ -142,9 +142,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=20)
     parser.add_argument("--base", type=int, default=3)
     parser.add_argument("--round-to", type=int, default=8)
-    parser.add_argument("--supernet-epochs", type=int, default=8)
-    parser.add_argument("--evaluations", type=int, default=200)
-    parser.add_argument("--epochs", type=int, default=6, help="of retraining")
+    parser.add_argument("--supernet-epochs", type=int, default=15)
+    parser.add_argument("--evaluations", type=int, default=240)
+    parser.add_argument("--epochs", type=int, default=15, help="of retraining")
     parser.add_argument("--random-networks", type=int, default=20)
     parser.add_argument("--random-epochs", type=int, default=1)
     parser.add_argument("--tf32", action="store_true", help="retrain in TF32, not in bf16")
