@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -22,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import torch
+from bcnet.provenance import provenance
 
 COMMAND = [sys.executable, "-m", "bcnet", "run"]
 
@@ -90,9 +89,8 @@ def main() -> None:
     rng = random.Random(options.seed)
     moments = [rng.uniform(0, seconds) for _ in range(options.kills)]
     report: dict[str, Any] = {
-        "command": " ".join(["bcnet run", *settings]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
+        **provenance(),
+        "run": " ".join(["bcnet run", *settings]),
         "uninterrupted_s": round(seconds, 1),
         "outcome": expected,
         "kills": [],
