@@ -87,7 +87,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_whole_network(network: str) -> None:
-    """Maps of 3x3 pixels are pooled apart, those of 2x2 with the product; before the head of the last network is an addition."""
+    """Maps of 3x3 pixels are pooled apart, those of 2x2 with the product; the last network adds before its head."""
     check(f"""
 from bcnet.space.network import trace
 from bcnet.supernet.exhaustive import Options, score_all
