@@ -1,0 +1,172 @@
+"""A small stand-in for the MobileNet space, to choose how supernets are trained without looking at the table.
+
+    python benchmarks/recipe_proxy.py alone --data cifar10 --out alone.jsonl [--part 0/2]
+    python benchmarks/recipe_proxy.py try --data cifar10 --alone alone.jsonl --out FILE bcv2:lr=0.2:extremes=0.5 ...
+
+The network has an eighth of the benchmark's channels and sees CIFAR-10 at 16 x 16 pixels: 14,000 training images,
+and 6,000 more that nothing is trained on. ``alone`` trains 120 networks of random widths, one after the other;
+``try`` trains a supernet for every setting and correlates its scores with them. It runs on one core in about a minute
+each; lines already in ``--out`` are skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.stats import kendalltau, pearsonr
+from torch import Tensor
+
+from bcnet.data.cifar10 import read_cifar10
+from bcnet.optim import Optimisation
+from bcnet.provenance import provenance
+from bcnet.retrain import Retraining, retrain
+from bcnet.space.network import NetworkSpace, trace
+from bcnet.supernet.evaluate import Evaluator
+from bcnet.supernet.strategy import METHODS
+from bcnet.supernet.supernet import Supernet
+from bcnet.supernet.train import SupernetTraining, train_supernet
+from bcnet.zoo.channel_bench import channel_bench_mobilenet
+from bcnet.zoo.layers import initialise
+
+FULL = (16, 96, 96, 96, 32, 192, 128)
+TRAIN, HELD_OUT, NETWORKS, EPOCHS, BATCH = 14_000, 6_000, 120, 8, 128
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images x (n, 3, 16, 16), normalised, and classes y (n,); a source of flipped and shifted batches."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x) // BATCH
+
+    def batches(self, epoch: int, start: int = 0, device: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
+        rng = torch.Generator().manual_seed(epoch)
+        order = torch.randperm(len(self.x), generator=rng)
+        flipped = torch.rand(len(self.x), generator=rng) < 0.5
+        for i in range(len(self)):
+            chosen = order[i * BATCH : (i + 1) * BATCH]
+            x = torch.where(flipped[chosen][:, None, None, None], self.x[chosen].flip(3), self.x[chosen])
+            right, down = torch.randint(0, 5, (2,), generator=rng).tolist()
+            if i >= start:
+                yield F.pad(x, (2, 2, 2, 2))[:, :, down : down + 16, right : right + 16], self.y[chosen]
+
+
+def load(folder: Path) -> tuple[Images, Images]:
+    """Training and held-out images, both from the training set."""
+    part = read_cifar10(folder).train
+    count = TRAIN + HELD_OUT
+    x = F.avg_pool2d(torch.from_numpy(part.images[:count]).float(), 2)
+    x = (x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)
+    y = torch.from_numpy(part.labels[:count])
+    return Images(x[:TRAIN], y[:TRAIN]), Images(x[TRAIN:], y[TRAIN:])
+
+
+def space(by_fan_out: bool = False) -> NetworkSpace:
+    draw = (lambda network: network.apply(initialise)) if by_fan_out else None
+    return trace(channel_bench_mobilenet(FULL), torch.randn(2, 3, 16, 16), groups=4, init=draw)
+
+
+def known(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def alone(args: argparse.Namespace) -> None:
+    """Train networks of random widths; a line for each with its accuracy on the held-out images."""
+    train, held_out = load(args.data)
+    whole = space()
+    widths = whole.sample(np.random.default_rng(99), NETWORKS)
+    part, parts = (int(number) for number in args.part.split("/"))
+    done = {row["number"] for row in known(args.out)}
+    recipe = Optimisation(epochs=EPOCHS, lr=0.1, weight_decay=5e-4, nesterov=False)
+    for number in range(part, NETWORKS, parts):
+        if number in done:
+            continue
+        torch.manual_seed(number)
+        network = whole.build(widths[number])
+        retrain(network, train, Retraining(recipe, seed=number))
+        network.eval()
+        with torch.no_grad():
+            outputs = torch.cat([network(x) for x in held_out.x.split(1000)])
+        accuracy = float((outputs.argmax(1) == held_out.y).float().mean())
+        add(args.out, {"number": number, "widths": widths[number].tolist(), "accuracy": accuracy, **provenance()})
+
+
+def add(file: Path, row: dict[str, Any]) -> None:
+    with open(file, "a") as lines:
+        lines.write(json.dumps(row) + "\n")
+
+
+def attempt(args: argparse.Namespace) -> None:
+    """A supernet for every setting; a line for each with how it ranks the networks that were trained alone."""
+    train, held_out = load(args.data)
+    rows = sorted(known(args.alone), key=lambda row: row["number"])
+    widths, truth = np.array([r["widths"] for r in rows]), np.array([r["accuracy"] for r in rows])
+    done = {row["setting"] for row in known(args.out)}
+    for setting in args.settings:
+        if setting in done:
+            continue
+        name, *more = setting.split(":")
+        given = {key: float(value) for key, value in (text.split("=") for text in more)}
+        started = time.process_time()
+        net = supernet(name, given, train)
+        seconds = time.process_time() - started
+        scores = Evaluator(net, list(zip(held_out.x[:4000].split(2000), held_out.y[:4000].split(2000), strict=True)))
+        found = scores.score(widths)
+        row = {
+            "setting": setting,
+            "networks": len(rows),
+            "mean_accuracy": float(found.score.mean()),
+            "mean_loss": float(found.loss.mean()),
+            "kendall": float(kendalltau(found.score, truth).statistic),
+            "kendall_by_loss": float(kendalltau(-found.loss, truth).statistic),
+            "pearson_by_loss": float(pearsonr(-found.loss, truth).statistic),
+            "cpu_seconds": round(seconds, 1),
+            **provenance(),
+        }
+        add(args.out, row)
+        print({key: row[key] for key in list(row)[:7]}, flush=True)
+
+
+def supernet(name: str, given: dict[str, float], train: Images) -> Supernet:
+    """The trained supernet of a method with settings lr, epochs, seed, extremes, weight_decay, fan_out."""
+    method, seed = METHODS[name], int(given.get("seed", 0))
+    strategy = replace(method.strategy, extremes=given.get("extremes", 0.0))
+    recipe = Optimisation(
+        epochs=int(given.get("epochs", 6)), lr=given["lr"], weight_decay=given.get("weight_decay", 0.0)
+    )
+    torch.manual_seed(seed)
+    net = Supernet(space(bool(given.get("fan_out"))), method.principle)
+    train_supernet(net, train, SupernetTraining(strategy, recipe, seed=seed))
+    return net
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["alone", "try"])
+    parser.add_argument("settings", nargs="*")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--alone", type=Path)
+    parser.add_argument("--part", default="0/1", help="as in 0/2: every second network, from the first")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.what == "alone":
+        alone(args)
+    else:
+        attempt(args)
+
+
+if __name__ == "__main__":
+    main()
