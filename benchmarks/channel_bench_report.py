@@ -54,8 +54,8 @@ sides); beside them, Kendall on test images, Kendall by loss, and the accuracy p
 network under half of the FLOPs. Rows of several seeds are means, with Kendall of each in brackets. `printed` is the
 paper's Kendall, after 300 epochs (its BCNet row stands beside `bcv2`); `published` is Kendall of the scores its authors
 released, against their own table. The perfect predictor knows every network's true mean and is limited only
-by the noise of the table's three seeds. In these spaces, whose base width is one group, the formula the paper prints for
-BCNetV2 is BC: `bc` stands for both.
+by the noise of the table's three seeds. In these spaces, whose base width is one group, the formula the paper prints
+for BCNetV2 is BC: `bc` stands for both.
 """
 
 
@@ -113,9 +113,9 @@ def stand_in(data: dict[str, Any]) -> list[str]:
     lines = [
         "## How the recipe was chosen",
         "",
-        "On a small stand-in for the MobileNet space (`benchmarks/recipe_proxy.py`): an eighth of its channels, CIFAR-10",
-        f"at 16 × 16 pixels, {rows[0]['networks']} networks of random widths trained alone on 14,000 training images and",
-        "tested on 6,000 others of the training set. Supernets are trained on the same images, scored on 4,000 of the",
+        "On a small stand-in for the MobileNet space (`benchmarks/recipe_proxy.py`): an eighth of its channels,",
+        f"CIFAR-10 at 16 × 16 pixels, {rows[0]['networks']} networks of random widths trained alone on 14,000 training",
+        "images and tested on 6,000 others of the training set. Supernets are trained on the same images, scored on 4,000 of the",
         "others and compared with these networks; the released table plays no part. `extremes` is the share of steps",
         "that train the widest network and its complement, the narrowest; `fan_out` draws weights as the zoo's other",
         "networks do, not as torch's layers. The weights of a step's paths add up to 1 in `bcnet`, so a rate of 0.2 is",
