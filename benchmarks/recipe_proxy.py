@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--alone", type=Path)
     parser.add_argument("--part", default="0/1", help="as in 0/2: every second network, from the first")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     if args.what == "alone":
         alone(args)
