@@ -154,7 +154,7 @@ def _lines(text: str) -> list[str]:
 
 def _run_line(line: str, marker: str, expected: str) -> None:
     if not line.startswith("bcnet "):
-        subprocess.run(["bash", "-euo", "pipefail", "-c", line], check=True, timeout=60)
+        subprocess.run(["bash", "-euo", "pipefail", "-c", line], check=True, timeout=600)
         return
     command, _, target = line.partition(" > ")
     arguments = shlex.split(command, comments=True)[1:]

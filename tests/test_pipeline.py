@@ -332,7 +332,7 @@ tinyrun.work(Run(sys.argv[1]), "retrain", Kill())
 """
     for number in (7, 24):
         command = [sys.executable, "-c", script, str(run.folder), str(number)]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
         assert ended.returncode == -9, ended.stderr
     tinyrun.work(Run(run.folder), until="retrain")
     assert tinyrun.outcome(run.folder) == tinyrun.outcome(finished.folder)
