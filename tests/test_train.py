@@ -363,7 +363,6 @@ def test_the_fused_engine_takes_the_same_step(monkeypatch: Any) -> None:
     [
         ({}, None, "it computes in bf16, which was not asked for"),
         ({"bf16": True}, Task(F.cross_entropy, toy_score), "the task is one of your own"),
-        ({"bf16": True, "strategy": Strategy(sandwich=True)}, None, "paths learn from a teacher"),
         ({"bf16": True}, None, "it is on cpu, not on cuda"),
     ],
 )
