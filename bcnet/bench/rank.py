@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bcnet.bench.correlation import correlations
 from bcnet.bench.files import write_whole
+from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.bench.tas import TAS, train_tas
 from bcnet.data.source import Data, Source
@@ -132,10 +133,13 @@ def rank(
         found: dict[str, Any] = json.loads((place / "rank.json").read_text())
         return found
     space = bench_space(config)
-    wanted = _rows(space, table)
+    wanted = table.space.index(get_space(space).all_widths())
     if config.method in PREDICTORS:
-        score = np.asarray(space.costs[config.method](_all_widths(space)), dtype=np.float64)
-        return {**asdict(config), **correlations(score, table.mean[wanted]), **provenance()}
+        return {
+            **asdict(config),
+            **correlations(table.costs[config.method][wanted], table.mean[wanted]),
+            **provenance(),
+        }
     started = time.perf_counter()
     net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
     trained = time.perf_counter()
@@ -147,7 +151,7 @@ def rank(
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None and (config.on_test or part == "held_out"):
             scores[part] = score_all(net, _batches(source, config, device), options=options, progress=scoring)
-            results[part] = _compare(scores[part], table, wanted, space)
+            results[part] = _compare(scores[part], table, wanted)
     report = {
         **asdict(config),
         **results["held_out"]["accuracy"],
@@ -184,17 +188,6 @@ def _train(
     return net
 
 
-def _all_widths(space: NetworkSpace) -> NDArray[np.int64]:
-    """Every widths in the order of ``itertools.product`` over candidates: (n, L)."""
-    grids = np.meshgrid(*[np.array(v.candidates) for v in space.variables], indexing="ij")
-    return np.stack([g.ravel() for g in grids], axis=1)
-
-
-def _rows(space: NetworkSpace, table: ChannelBench) -> NDArray[np.int64]:
-    """The table's rows of every widths of ``space``."""
-    return np.asarray(table.space.index(_all_widths(space)))
-
-
 def _batches(source: Source, config: RankConfig, device: str) -> list[tuple[Tensor, Tensor]]:
     """The images to score, in batches of the size that was asked for."""
     rows = list(source.batches(0, device=device))
@@ -203,8 +196,8 @@ def _batches(source: Source, config: RankConfig, device: str) -> list[tuple[Tens
     return list(zip(x[:count].split(size), y[:count].split(size), strict=True))
 
 
-def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64], space: NetworkSpace) -> dict[str, Any]:
-    """Correlations of each way to read a score off the paths, and the regret of the best found by it."""
+def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
+    """Correlations of each way to read a score off the paths with the table's ``rows``, and the regret of the best."""
     truth = table.mean[rows]
     readings = {
         "accuracy": scores.accuracy.mean(0),
@@ -215,14 +208,13 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64], sp
     if scores.average_accuracy is not None and scores.average_loss is not None:
         readings |= {"accuracy_of_mean_logits": scores.average_accuracy, "loss_of_mean_logits": -scores.average_loss}
     found: dict[str, Any] = {name: correlations(score, truth) for name, score in readings.items()}
-    found["regret"] = _regrets(readings["accuracy"], truth, space)
+    found["regret"] = _regrets(readings["accuracy"], truth, table.costs["flops"][rows])
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
 
-def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], space: NetworkSpace) -> dict[str, Any]:
+def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], flops: NDArray[Any]) -> dict[str, Any]:
     """Accuracy points lost by taking the best, and the best of the ten best, by score under FLOPs budgets."""
-    flops = space.costs["flops"](_all_widths(space))
     found = {}
     for share in SHARES:
         inside = np.flatnonzero(flops <= share * flops.max())
