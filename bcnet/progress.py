@@ -183,10 +183,9 @@ def training_bar(
 @contextmanager
 def counting_bar(title: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
     """A callback (done, all): a bar on a terminal, a line now and then elsewhere, from its first call on."""
-    from rich.console import Console
     from rich.progress import Progress as Bars
 
-    console = console or Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
+    console = console or _stderr()
     bars = Bars(console=console) if console.is_terminal else None
     task = bars.add_task(title, total=None) if bars else None
     told = 0.0
@@ -208,7 +207,11 @@ def counting_bar(title: str, console: Console | None = None) -> Iterator[Callabl
 
 
 def _screen(title: str, console: Console | None) -> Display:
+    console = console or _stderr()
+    return Bar(title, console) if console.is_terminal else Lines(title, console)
+
+
+def _stderr() -> Console:
     from rich.console import Console
 
-    console = console or Console(file=sys.stderr, markup=False, highlight=False, emoji=False)
-    return Bar(title, console) if console.is_terminal else Lines(title, console)
+    return Console(file=sys.stderr, markup=False, highlight=False, emoji=False)

@@ -138,16 +138,14 @@ def build(
     """Train every network of a small space from scratch and write a table of the released schema."""
     from dataclasses import replace
 
-    from rich.progress import Progress
-
     from bcnet.bench.build import TABLE_RECIPE, BuildConfig, build_table
+    from bcnet.progress import counting_bar
 
     recipe = replace(TABLE_RECIPE, epochs=epochs, bf16=device.startswith("cuda"))
     names = tuple(ignore or ())
     config = BuildConfig(model, data, groups, base, names, seeds, batch, recipe, workers, engine, device)
-    with Progress(transient=True) as bar:
-        task = bar.add_task("training networks")
-        built = build_table(config, out, lambda done, all_: bar.update(task, completed=done, total=all_))
+    with counting_bar("training networks") as bar:
+        built = build_table(config, out, bar)
     best = built.best()
     typer.echo(f"{len(built):,} networks, best mean accuracy {float(best.mean):.2f} %: {out / 'table.json'}")
 
