@@ -6,6 +6,7 @@ the one before to a running sum, so that all candidates together cost one widest
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ class Units:
         return self.size.at(self.walker.units)
 
 
-class Step:
+class Step(ABC):
     """One operator (or several, fused) of a level; ``dies`` are the nodes nothing needs afterwards."""
 
     def __init__(self, walker: Walker, works: Sequence[Work]):
@@ -112,8 +113,9 @@ class Step:
         inner = {w.node for w in works[:-1]}
         self.dies = tuple(n for w in works for n in w.dies if n not in inner)
 
+    @abstractmethod
     def run(self) -> Any:
-        raise NotImplementedError
+        """The value of the step's node at the current units."""
 
 
 class Call(Step):
