@@ -23,6 +23,12 @@ def provenance(device: str = "cpu", packages: tuple[str, ...] = ("torch", "numpy
     }
 
 
+def origin(facts: dict[str, Any]) -> str:
+    """What :func:`provenance` found, but the command, as half a sentence for a page of results."""
+    short = str(facts["commit"])[:12]
+    return f"{facts['date'][:10]}, {facts['machine']}, torch {facts['versions']['torch']}, commit {short}"
+
+
 def commit() -> str | None:
     """The commit of bcnet's own checkout, where it is one; ``$BCNET_COMMIT`` tells it where a copy has no history."""
     if os.environ.get("BCNET_COMMIT"):

@@ -16,6 +16,7 @@ from typing import Any
 
 from bcnet.bench.correlation import correlations
 from bcnet.bench.table import ChannelBench
+from bcnet.provenance import origin
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PRINTED = {
@@ -184,10 +185,8 @@ def page(data: dict[str, Any]) -> str:
         if data.get(part):
             lines += section(data)
     runs = [*data["experiments"], *data.get("tried", []), *data.get("stand_in", [])[:1]]
-    made = {(r["command"], r["commit"], r["machine"], r["versions"]["torch"], r["date"][:10]) for r in runs}
-    lines += ["## Where the figures come from", ""]
-    for command, commit, machine, torch, date in sorted(made, key=str):
-        lines.append(f"- {date}, {machine}, torch {torch}, commit {str(commit)[:12]}: `{command}`")
+    made = sorted({(r["command"], origin(r)) for r in runs})
+    lines += ["## Where the figures come from", "", *(f"- {where}: `{command}`" for command, where in made)]
     return "\n".join(lines) + "\n"
 
 

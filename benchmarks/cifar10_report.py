@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from bcnet.provenance import origin
+
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAPER = {
     "flops=146M": {"uniform": 94.32, "random": 93.85, "found": 95.42},
@@ -183,8 +185,7 @@ def page(data: dict[str, Any]) -> str:
     lines += [*supernet_table([run for these in by_budget.values() for run in these]), ""]
     for budget, these in by_budget.items():
         lines += [f"## Widths at {budget.removeprefix('flops=')}", "", *width_table(these), ""]
-    origin = f"{data['date']}, {data['machine']}, torch {data['versions']['torch']}, commit {str(data['commit'])[:12]}"
-    lines += ["## Where the figures come from", "", f"{origin}: `{data['command']}`"]
+    lines += ["## Where the figures come from", "", f"{origin(data)}: `{data['command']}`"]
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bcnet.provenance import origin
+
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 GOALS = {"exhaustive-cpu": "10 times", "exhaustive-mobilenet": "25 s", "exhaustive-resnet": "60 s"}
 TEXT = """# Scoring every network of a space
@@ -27,8 +29,7 @@ On the CPU the ratio is of the process's own time, since the machine had other w
 
 ## What was tried on the GPU
 
-The convolutions of the ResNet space, some 31 PFLOP after taps in the padding are left out, take most of its time;
-pooling and small kernels take most of the rest.
+The convolutions of the ResNet space take most of its time, pooling and small kernels most of the rest.
 
 - Kept, ResNet: one kernel makes the sums of all candidates of a convolution with their statistics, a tile being 256
   images at one pixel, so that taps in the padding are skipped and slices of channels need no copy; tiles come by the
@@ -75,10 +76,7 @@ def sources() -> list[str]:
         file = RESULTS / f"{stem}.json"
         if file.exists():
             d = json.loads(file.read_text())
-            lines.append(
-                f"- {stem}.json: {d['date'][:10]}, {d['machine']}, torch {d['versions']['torch']}, "
-                f"commit {str(d['commit'])[:12]}: `{d['command']}`"
-            )
+            lines.append(f"- {stem}.json: {origin(d)}: `{d['command']}`")
     return lines
 
 

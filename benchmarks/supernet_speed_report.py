@@ -60,11 +60,15 @@ def cuda_table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def machine(results: dict[str, Any]) -> str:
+    return f"{results['device']}; {results['machine']}; commit {results['commit']}, {results['date']};"
+
+
 def cuda(results: dict[str, Any]) -> list[str]:
     lines = [
         "## GPU: four paths a step",
         "",
-        f"{results['device']}; {results['machine']}; commit {results['commit']}, {results['date']};",
+        machine(results),
         f"`{results['command']}`. A width and its complement, both sides, bf16, SGD and augmentation included.",
         "",
         *cuda_table(results),
@@ -82,7 +86,7 @@ def cpu(results: dict[str, Any]) -> list[str]:
     lines = [
         "## CPU: one path, forwards and backwards",
         "",
-        f"{results['device']}; {results['machine']}; commit {results['commit']}, {results['date']};",
+        machine(results),
         f"`{results['command']}`; load of the machine at the start: {results['load']:.1f}.",
         "",
         "| network | memory format | allocator | path ms | plain network ms | ratio (goal 1.05) |",
