@@ -1,11 +1,10 @@
 """MobileNetV2 on CIFAR-10: what a search finds against uniform scaling and the best of random networks.
 
-    python benchmarks/cifar10.py --data cifar10:DIR --runs DIR --out FILE [--workers 6] [--epochs 15] ...
+    python benchmarks/cifar10.py --data cifar10:DIR --runs DIR --out FILE [--epochs 8] [--supernet-epochs 12] ...
 
 Every budget and seed is a run of `bcnet` in a folder of its own under ``--runs``; the budgets of a seed share one
-supernet. Stages and retrainings that do not need each other run in ``--workers`` processes on one device. FILE is
-written anew after each of them, and what a folder holds already is not done again; nothing is begun after ``--limit``
-seconds.
+supernet. Jobs run one after the other (on an H200 several processes only share the GPU). FILE is written anew after
+each of them, and what a folder holds already is not done again; nothing is begun after ``--limit`` seconds.
 """
 
 from __future__ import annotations
@@ -14,16 +13,13 @@ import argparse
 import json
 import shutil
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from bcnet import stages
-from bcnet.data import load_data
 from bcnet.provenance import provenance
 from bcnet.recipe import Recipe
 from bcnet.run import Run, facts
@@ -31,12 +27,14 @@ from bcnet.run import Run, facts
 BUDGETS = ("146M", "44M")
 NETWORKS = ("uniform", "random", "found", "published")
 ORDER = ("train", "search", "found", "uniform", "random", "published")
-"""What is begun first where several can be."""
+"""Every job comes after those it needs."""
 
 PUBLISHED = {
     "44M": [12, 9, 43, 6, 7, 43, 12, 86, 28, 124, 16, 192, 172, 76, 211, 38, 201, 201, 230, 72, 432, 672, 528, 16, 896]
 }
 """Widths the paper's authors published, by budget; these have 44.3M FLOPs."""
+
+THREADS = 2
 
 
 class Job(NamedTuple):
@@ -45,12 +43,6 @@ class Job(NamedTuple):
     budget: str
     seed: int
     work: str
-
-    def needs(self, first: str) -> list[Job]:
-        """The jobs that must be done before; the run of budget ``first`` trains the supernet."""
-        if self.work == "search":
-            return [Job(first, self.seed, "train")]
-        return [self._replace(work="search")] if self.work == "found" else []
 
     @property
     def result(self) -> str:
@@ -73,7 +65,13 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
         base=args.base,
         round_to=args.round_to,
         budgets=[f"flops={budget}"],
-        supernet={**asdict(paper.supernet), "epochs": args.supernet_epochs, "bf16": args.bf16},
+        strategy={"extremes": args.extremes},
+        supernet={
+            **asdict(paper.supernet),
+            "epochs": args.supernet_epochs,
+            "lr": args.supernet_lr,
+            "bf16": args.bf16,
+        },
         search={"evaluations": args.evaluations},
         retrain={
             **asdict(paper.retrain),
@@ -84,27 +82,22 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
         compare=["uniform", "random"],
         random={"networks": args.random_networks, "epochs": args.random_epochs},
         checkpoint_minutes=1000,
-        threads=2,
+        threads=THREADS,
         seed=seed,
     )
 
 
-def work(job: Job, runs: Path, first: str, device: str) -> float:
-    """Do ``job``; the seconds it took, with the start of its run."""
-    start = time.perf_counter()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    run = Run(folder(runs, job.budget, job.seed), device)
-    torch.set_num_threads(run.recipe.threads or 1)
+def work(job: Job, run: Run, trained: Run) -> None:
+    """Do ``job`` in ``run``; the run ``trained`` holds the supernet of its seed."""
     if job.work in NETWORKS:
         stages.retrain_one(run, job.work, PUBLISHED[job.budget] if job.work == "published" else None)
     elif job.work == "search":
         if not run.done("train"):
             for suffix in ("safetensors", "json"):
-                shutil.copy(folder(runs, first, job.seed) / f"train.{suffix}", run.path(f"train.{suffix}"))
+                shutil.copy(trained.path(f"train.{suffix}"), run.path(f"train.{suffix}"))
         stages.find(run)
     else:
         stages.train(run)
-    return time.perf_counter() - start
 
 
 def collected(runs: Path, origin: dict[str, Any]) -> dict[str, Any]:
@@ -142,62 +135,59 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=20)
     parser.add_argument("--base", type=int, default=3)
     parser.add_argument("--round-to", type=int, default=8)
-    parser.add_argument("--supernet-epochs", type=int, default=15)
+    parser.add_argument("--supernet-epochs", type=int, default=12)
+    parser.add_argument("--supernet-lr", type=float, default=0.4)
+    parser.add_argument("--extremes", type=float, default=0.5)
     parser.add_argument("--evaluations", type=int, default=240)
-    parser.add_argument("--epochs", type=int, default=15, help="of retraining")
+    parser.add_argument("--epochs", type=int, default=8, help="of retraining")
     parser.add_argument("--random-networks", type=int, default=20)
     parser.add_argument("--random-epochs", type=int, default=1)
     parser.add_argument("--tf32", action="store_true", help="retrain in TF32, not in bf16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--limit", type=float, default=float("inf"))
     args = parser.parse_args()
     args.bf16 = args.device.startswith("cuda")
     return args
 
 
-def prepared(args: argparse.Namespace) -> list[Job]:
-    """Make and couple the runs that are not there; what is to be done in them."""
-    jobs = []
-    for seed in args.seeds:
-        for budget in args.budgets:
-            run = Run(folder(args.runs, budget, seed), "cpu")
-            if not run.done("run"):
-                settings = recipe(args, budget, seed)
-                Run.create(run.folder, settings, facts([], settings, "cpu"))
-            if not run.done("couple"):
-                stages.couple(run)
-            wanted = {"train": budget == args.budgets[0], "published": budget in PUBLISHED}
-            named = [Job(budget, seed, work) for work in args.works if wanted.get(work, True)]
-            jobs += [job for job in named if not run.done(job.result)]
-    return sorted(jobs, key=lambda job: (ORDER.index(job.work), job.seed))
+def opened(args: argparse.Namespace, budget: str, seed: int) -> Run:
+    """The run of a budget and a seed, made and coupled unless it is there already."""
+    run = Run(folder(args.runs, budget, seed), args.device)
+    if not run.done("run"):
+        settings = recipe(args, budget, seed)
+        Run.create(run.folder, settings, facts([], settings, args.device))
+    if not run.done("couple"):
+        stages.couple(run)
+    return run
+
+
+def wanted(args: argparse.Namespace) -> list[Job]:
+    """What is to be done, in order."""
+    jobs = [Job(budget, seed, work) for work in args.works for seed in args.seeds for budget in args.budgets]
+    only = {"train": args.budgets[:1], "published": list(PUBLISHED)}
+    kept = [job for job in jobs if job.budget in only.get(job.work, args.budgets)]
+    return sorted(kept, key=lambda job: ORDER.index(job.work))
 
 
 def main() -> None:
     args, started = arguments(), time.perf_counter()
-    load_data(args.data)  # parquet files are decoded here, once, into the cache
-    first, jobs = args.budgets[0], prepared(args)
-    print(f"{len(jobs)} jobs, ready after {time.perf_counter() - started:.0f} s", flush=True)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.set_num_threads(THREADS)
+    runs = {(budget, seed): opened(args, budget, seed) for seed in args.seeds for budget in args.budgets}
     origin = provenance(args.device, ("torch", "numpy", "scipy", "pymoo"))
     origin["command"] = f"python benchmarks/{origin['command']}"
-    running: dict[Future[float], Job] = {}
-    with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
-        while jobs or running:
-            over = time.perf_counter() - started > args.limit
-            open_jobs = {*jobs, *running.values()}
-            ready = [j for j in jobs if not over and not open_jobs.intersection(j.needs(first))]
-            for job in ready[: args.workers - len(running)]:
-                running[pool.submit(work, job, args.runs, first, args.device)] = job
-                jobs.remove(job)
-            if not running:
-                print(f"not done: {', '.join('-'.join(map(str, job)) for job in jobs)}", flush=True)
-                break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                job = running.pop(future)
-                told = f"failed: {future.exception()!r}" if future.exception() else f"{future.result():.0f} s"
-                print(f"{time.perf_counter() - started:.0f} s: {' '.join(map(str, job))}: {told}", flush=True)
-                origin["wall_seconds"] = time.perf_counter() - started
-                args.out.write_text(json.dumps(collected(args.runs, origin), indent=1) + "\n")
+    for job in wanted(args):
+        run, trained = runs[job.budget, job.seed], runs[args.budgets[0], job.seed]
+        begun = time.perf_counter()
+        if run.done(job.result):
+            continue
+        if begun - started > args.limit:
+            print(f"{' '.join(map(str, job))}: not begun", flush=True)
+            continue
+        work(job, run, trained)
+        origin["wall_seconds"] = time.perf_counter() - started
+        print(f"{' '.join(map(str, job))}: {time.perf_counter() - begun:.0f} s", flush=True)
+        args.out.write_text(json.dumps(collected(args.runs, origin), indent=1) + "\n")
 
 
 if __name__ == "__main__":

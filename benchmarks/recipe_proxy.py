@@ -2,11 +2,13 @@
 
     python benchmarks/recipe_proxy.py alone --data cifar10 --out alone.jsonl [--part 0/2]
     python benchmarks/recipe_proxy.py try --data cifar10 --alone alone.jsonl --out FILE bcv2:lr=0.2:extremes=0.5 ...
+    python benchmarks/recipe_proxy.py try --data cifar10 --out FILE resnet/bcv2:lr=0.2 ...
 
 The network has an eighth of the benchmark's channels and sees CIFAR-10 at 16 x 16 pixels: 14,000 training images,
 and 6,000 more that nothing is trained on. ``alone`` trains 120 networks of random widths, one after the other;
-``try`` trains a supernet for every setting and correlates its scores with them. It runs on one core in about a minute
-each; lines already in ``--out`` are skipped.
+``try`` trains a supernet for every setting and correlates its scores with them; of the ResNet space, for which no
+networks were trained alone, it tells the mean accuracy and loss of random widths. It runs on one core in about a
+minute each; lines already in ``--out`` are skipped.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from scipy.stats import kendalltau, pearsonr
 from torch import Tensor
 
@@ -30,14 +33,15 @@ from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
 from bcnet.retrain import Retraining, retrain
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.supernet.evaluate import Evaluator
+from bcnet.supernet.evaluate import Evaluator, Scores
 from bcnet.supernet.strategy import METHODS
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.train import SupernetTraining, train_supernet
-from bcnet.zoo.channel_bench import channel_bench_mobilenet
+from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.zoo.layers import initialise
 
-FULL = (16, 96, 96, 96, 32, 192, 128)
+FULL = {"mobilenet": (16, 96, 96, 96, 32, 192, 128), "resnet": (32, 32, 32, 64, 64, 64, 64)}
+BUILD = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
 TRAIN, HELD_OUT, NETWORKS, EPOCHS, BATCH = 14_000, 6_000, 120, 8, 128
 
 
@@ -73,9 +77,9 @@ def load(folder: Path) -> tuple[Images, Images]:
     return Images(x[:TRAIN], y[:TRAIN]), Images(x[TRAIN:], y[TRAIN:])
 
 
-def space(by_fan_out: bool = False) -> NetworkSpace:
+def space(name: str = "mobilenet", by_fan_out: bool = False) -> NetworkSpace:
     draw = (lambda network: network.apply(initialise)) if by_fan_out else None
-    return trace(channel_bench_mobilenet(FULL), torch.randn(2, 3, 16, 16), groups=4, init=draw)
+    return trace(BUILD[name](FULL[name]), torch.randn(2, 3, 16, 16), groups=4, init=draw)
 
 
 def known(file: Path) -> list[dict[str, Any]]:
@@ -111,16 +115,20 @@ def add(file: Path, row: dict[str, Any]) -> None:
 def attempt(args: argparse.Namespace) -> None:
     """A supernet for every setting; a line for each with how it ranks the networks that were trained alone."""
     train, held_out = load(args.data)
-    rows = sorted(known(args.alone), key=lambda row: row["number"])
-    widths, truth = np.array([r["widths"] for r in rows]), np.array([r["accuracy"] for r in rows])
+    rows = sorted(known(args.alone), key=lambda row: row["number"]) if args.alone else []
+    truth = np.array([r["accuracy"] for r in rows])
     done = {row["setting"] for row in known(args.out)}
     for setting in args.settings:
         if setting in done:
             continue
-        name, *more = setting.split(":")
+        method, *more = setting.split(":")
+        of, _, name = method.rpartition("/")
         given = {key: float(value) for key, value in (text.split("=") for text in more)}
         started = time.process_time()
-        net = supernet(name, given, train)
+        net = supernet(of or "mobilenet", name, given, train)
+        widths = (
+            np.array([r["widths"] for r in rows]) if rows else net.space.sample(np.random.default_rng(99), NETWORKS)
+        )
         seconds = time.process_time() - started
         scores = Evaluator(net, list(zip(held_out.x[:4000].split(2000), held_out.y[:4000].split(2000), strict=True)))
         found = scores.score(widths)
@@ -129,9 +137,7 @@ def attempt(args: argparse.Namespace) -> None:
             "networks": len(rows),
             "mean_accuracy": float(found.score.mean()),
             "mean_loss": float(found.loss.mean()),
-            "kendall": float(kendalltau(found.score, truth).statistic),
-            "kendall_by_loss": float(kendalltau(-found.loss, truth).statistic),
-            "pearson_by_loss": float(pearsonr(-found.loss, truth).statistic),
+            **(compared(found, truth) if rows else {}),
             "cpu_seconds": round(seconds, 1),
             **provenance(),
         }
@@ -139,15 +145,25 @@ def attempt(args: argparse.Namespace) -> None:
         print({key: row[key] for key in list(row)[:7]}, flush=True)
 
 
-def supernet(name: str, given: dict[str, float], train: Images) -> Supernet:
-    """The trained supernet of a method with settings lr, epochs, seed, extremes, weight_decay, fan_out."""
+def compared(found: Scores, truth: NDArray[np.float64]) -> dict[str, float]:
+    return {
+        "kendall": float(kendalltau(found.score, truth).statistic),
+        "kendall_by_loss": float(kendalltau(-found.loss, truth).statistic),
+        "pearson_by_loss": float(pearsonr(-found.loss, truth).statistic),
+    }
+
+
+def supernet(of: str, name: str, given: dict[str, float], train: Images) -> Supernet:
+    """The trained supernet of a method with settings lr, epochs, seed, fan_out, and some of its strategy and recipe."""
     method, seed = METHODS[name], int(given.get("seed", 0))
-    strategy = replace(method.strategy, extremes=given.get("extremes", 0.0))
-    recipe = Optimisation(
-        epochs=int(given.get("epochs", 6)), lr=given["lr"], weight_decay=given.get("weight_decay", 0.0)
-    )
+    switches = {
+        key: type(getattr(method.strategy, key))(given[key]) for key in ("extremes", "sandwich") if key in given
+    }
+    strategy = replace(method.strategy, **switches)
+    kept: dict[str, Any] = {key: given[key] for key in ("lr", "weight_decay", "ema") if key in given}
+    recipe = Optimisation(epochs=int(given.get("epochs", 6)), **kept)
     torch.manual_seed(seed)
-    net = Supernet(space(bool(given.get("fan_out"))), method.principle)
+    net = Supernet(space(of, bool(given.get("fan_out"))), method.principle)
     train_supernet(net, train, SupernetTraining(strategy, recipe, seed=seed))
     return net
 
