@@ -1,6 +1,6 @@
 """Writes docs/results/channel-bench.md from docs/results/channel-bench.json, which benchmarks/channel_bench.py wrote.
 
-    python benchmarks/channel_bench_report.py [--add FILE ...] [--tried FILE ...] [--stand-in FILE] [--table DIR]
+    python benchmarks/channel_bench_report.py [--add FILE ...] [--tried FILE ...] [--stand-in FILE ...] [--table DIR]
 
 ``--add`` takes experiments into the JSON, ``--tried`` those on the way to the recipe, ``--stand-in`` what
 benchmarks/recipe_proxy.py wrote. With the tables it also writes the predictors and the noise ceiling, once.
@@ -28,6 +28,8 @@ GOALS = {"mobilenet": 0.76, "resnet": 0.72}
 METHODS = ("bcv2", "ua", "autoslim", "tas", "bc")
 """Methods to compare; with a base width of one group, as here, ``bcv2-printed`` is the same as ``bc``."""
 NAMES = ("pearson", "spearman", "kendall")
+HELD_OUT = 5000
+"""Training images held out, all of which are scored where an experiment does not say how many."""
 
 
 def predictors(folder: Path) -> dict[str, Any]:
@@ -50,13 +52,13 @@ TEXT = """# Channel-Bench: how well supernets rank networks
 
 Every method trains one supernet on CIFAR-10 (the images re-encoded as JPEG, quality 95) with the same number
 of path passes, four a step in batches of 256, then scores all 16,384 networks of a space; the table says how each does
-when trained alone. Scores are accuracies on 5,000 training images that the supernet did not see (mean of both
-sides); beside them, Kendall on test images, Kendall by loss, and the accuracy points lost by taking the best-scored
-network under half of the FLOPs. Rows of several seeds are means, with Kendall of each in brackets. `printed` is the
-paper's Kendall, after 300 epochs (its BCNet row stands beside `bcv2`); `published` is Kendall of the scores its authors
-released, against their own table. The perfect predictor knows every network's true mean and is limited only
-by the noise of the table's three seeds. In these spaces, whose base width is one group, the formula the paper prints
-for BCNetV2 is BC: `bc` stands for both.
+when trained alone. Scores are accuracies on training images that the supernet did not see (mean of both sides);
+`images` says how many, `mean` is the mean of all scores. Beside them, Kendall on as many test images, Kendall by loss,
+and the accuracy points lost by taking the best-scored network under half of the FLOPs. Rows of several seeds are means,
+with Kendall of each in brackets. `printed` is the paper's Kendall, after 300 epochs (its BCNet row stands beside
+`bcv2`); `published` is Kendall of the scores its authors released, against their own table. The perfect predictor
+knows every network's true mean and is limited only by the noise of the table's three seeds. In these spaces, whose base
+width is one group, the formula the paper prints for BCNetV2 is BC: `bc` stands for both.
 """
 
 
@@ -66,7 +68,7 @@ def rows_of(space: str, data: dict[str, Any]) -> list[str]:
         if r["space"] == space:
             groups[r["method"], r["epochs"], _switches(r)].append(r)
     lines = []
-    for (method, epochs, changed), runs in groups.items():
+    for (method, epochs, changed), runs in sorted(groups.items(), key=lambda item: METHODS.index(item[0][0])):
         means = [_mean(runs, n) for n in NAMES]
         figures = ", ".join(f"{r['kendall']:.3f}" for r in runs)
         each = f" ({figures})" if len(runs) > 1 else ""
@@ -76,6 +78,8 @@ def rows_of(space: str, data: dict[str, Any]) -> list[str]:
             changed,
             f"{epochs}",
             ", ".join(str(r["seed"]) for r in runs),
+            str(runs[0].get("images") or HELD_OUT),
+            _cell(runs, "held_out", "mean", "accuracy"),
             *(f"{m:.3f}" for m in means[:2]),
             f"{means[2]:.3f}{each}",
             _cell(runs, "test", "accuracy", "kendall"),
@@ -121,14 +125,18 @@ def stand_in(data: dict[str, Any]) -> list[str]:
         "no part. Settings not named are 6 epochs, no weight decay, seed 0. `extremes` is the",
         "share of steps that train the widest network and its complement, the narrowest; `fan_out` draws weights as",
         "the zoo's other networks do, not as torch's layers. The weights of a step's paths add up to 1 in `bcnet`,",
-        "so a rate of 0.2 is the paper's loss (`eq8`, whose weights add up to 2) at its 0.1.",
+        "so a rate of 0.2 is the paper's loss (`eq8`, whose weights add up to 2) at its 0.1. `bcv2-alternate` trains",
+        "two paths a step instead of four, so twice the epochs are as many path passes; `sandwich` adds the widest and",
+        "the narrowest and teaches all from the widest. `resnet/` is the ResNet space at an eighth of its channels,",
+        "for which no networks were trained alone: its rates were chosen by the mean loss.",
         "",
         "| setting | mean accuracy | mean loss | Kendall | by loss | Pearson by loss |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
+    names = ("mean_accuracy", "mean_loss", "kendall", "kendall_by_loss", "pearson_by_loss")
     for r in rows:
-        figures = [r[k] for k in ("mean_accuracy", "mean_loss", "kendall", "kendall_by_loss", "pearson_by_loss")]
-        lines.append(f"| `{r['setting']}` | " + " | ".join(f"{f:.3f}" for f in figures) + " |")
+        figures = [f"{r[name]:.3f}" if name in r else "" for name in names]
+        lines.append(f"| `{r['setting']}` | " + " | ".join(figures) + " |")
     return [*lines, ""]
 
 
@@ -165,13 +173,15 @@ def page(data: dict[str, Any]) -> str:
         lines += [
             f"## {space}",
             "",
-            "| method | settings | epochs | seeds | Pearson | Spearman | Kendall | on test | by loss | regret 50 % "
-            "| printed | published |",
-            "| --- | --- | ---: | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
+            "| method | settings | epochs | seeds | images | mean | Pearson | Spearman | Kendall | on test | by loss "
+            "| regret 50 % | printed | published |",
+            "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
             *rows_of(space, data),
         ]
         for name, words in (("flops", "FLOPs"), ("params", "parameters"), ("ceiling", "perfect predictor")):
-            lines.append(f"| {words} | | | | " + " | ".join(f"{known[name][n]:.3f}" for n in NAMES) + " | | | | | |")
+            lines.append(
+                f"| {words} | | | | | | " + " | ".join(f"{known[name][n]:.3f}" for n in NAMES) + " | | | | | |"
+            )
         run = {r["method"] for r in data["experiments"] if r["space"] == space}
         missing = [f"`{method}`" for method in METHODS if method not in run]
         if missing:
@@ -184,7 +194,7 @@ def page(data: dict[str, Any]) -> str:
     for part, section in (("stand_in", stand_in), ("tried", tried)):
         if data.get(part):
             lines += section(data)
-    runs = [*data["experiments"], *data.get("tried", []), *data.get("stand_in", [])[:1]]
+    runs = [*data["experiments"], *data.get("tried", []), *data.get("stand_in", [])]
     made = sorted({(r["command"], origin(r)) for r in runs})
     lines += ["## Where the figures come from", "", *(f"- {where}: `{command}`" for command, where in made)]
     return "\n".join(lines) + "\n"
@@ -195,7 +205,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path)
     parser.add_argument("--add", type=Path, nargs="*", default=[], help="files that channel_bench.py wrote")
     parser.add_argument("--tried", type=Path, nargs="*", default=[], help="runs on the way to the recipe")
-    parser.add_argument("--stand-in", type=Path, help="what recipe_proxy.py wrote")
+    parser.add_argument("--stand-in", type=Path, nargs="*", default=[], help="what recipe_proxy.py wrote")
     args = parser.parse_args()
     file = RESULTS / "channel-bench.json"
     data = json.loads(file.read_text()) if file.exists() else {"experiments": [], "predictors": {}}
@@ -203,8 +213,9 @@ def main() -> None:
         for path in paths:
             known = data.setdefault(part, [])
             known += [r for r in json.loads(path.read_text()) if r not in known]
-    if args.stand_in:
-        data["stand_in"] = [json.loads(line) for line in args.stand_in.read_text().splitlines()]
+    for path in args.stand_in:
+        known = data.setdefault("stand_in", [])
+        known += [r for line in path.read_text().splitlines() if (r := json.loads(line)) not in known]
     if args.table:
         data["predictors"] = predictors(args.table)
     file.write_text(json.dumps(data, indent=1) + "\n")
