@@ -6,6 +6,7 @@ Everything is a function of the step number, so that a resumed run goes on exact
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -23,13 +24,16 @@ class Optimisation:
     ``schedule``: ``cosine`` to ``final_lr``; ``step`` multiplies by ``gamma`` at the epochs ``milestones``;
     ``exponential`` multiplies by ``gamma`` every ``every`` epochs. ``warmup`` epochs rise linearly before.
     Weight decay spares biases and batch-norm parameters unless ``decay_all``. ``ema`` and ``clip`` (the norm of the
-    whole gradient) are off at 0.
+    whole gradient) are off at 0. The weights of the last linear layer learn at ``head`` times the rate: the
+    hundreds of positive features a classifier sums up make it unstable at rates that layers before a batch norm
+    profit from.
     """
 
     epochs: int = 20
     optimizer: Literal["sgd", "rmsprop"] = "sgd"
     lr: float = 0.1
     final_lr: float = 0.0
+    head: float = 1.0
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 0.0
@@ -52,6 +56,7 @@ class Optimisation:
             "schedule": (self.schedule in ("cosine", "step", "exponential"), "be cosine, step or exponential"),
             "lr": (0 < self.lr < math.inf, "be positive"),
             "final_lr": (0 <= self.final_lr <= self.lr, "lie in 0..lr"),
+            "head": (0 < self.head < math.inf, "be positive"),
             "momentum": (0 <= self.momentum < 1, "lie in [0, 1)"),
             "weight_decay": (0 <= self.weight_decay < math.inf, "not be negative"),
             "milestones": (rising, "be rising epochs above 0"),
@@ -82,22 +87,24 @@ class Optimisation:
 def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Optimizer:
     """The optimizer of ``network``'s parameters; its learning rate is set step by step."""
     parameters = list(network.parameters())
-    plain = [p for p in parameters if p.dim() < 2]
-    decayed = parameters if config.decay_all else [p for p in parameters if p.dim() >= 2]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}]
-    if not config.decay_all and plain:
-        groups.append({"params": plain, "weight_decay": 0.0})
+    last = next((p for p in reversed(parameters) if p.dim() == 2), None)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    for p in parameters:
+        decay = config.weight_decay if config.decay_all or p.dim() >= 2 else 0.0
+        groups[decay, config.head if p is last else 1.0].append(p)
+    settings = [{"params": members, "weight_decay": d, "factor": factor} for (d, factor), members in groups.items()]
     if config.optimizer == "rmsprop":
         # The mobile networks' recipes were written for TensorFlow, whose epsilon of 0.001 is added under the root.
-        return torch.optim.RMSprop(groups, lr=config.lr, alpha=0.9, eps=0.001**0.5, momentum=config.momentum)
+        return torch.optim.RMSprop(settings, lr=config.lr, alpha=0.9, eps=0.001**0.5, momentum=config.momentum)
     nesterov = config.nesterov and config.momentum > 0
     one_launch = True if all(p.is_cuda for p in parameters) else None
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=one_launch)
+    return torch.optim.SGD(settings, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=one_launch)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the rate of a step; groups whose ``factor`` is not 1 get so many times the rate."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("factor", 1.0)
 
 
 class Average:

@@ -25,6 +25,7 @@ NAMES = {
     "random": "`random`",
     "published": "the paper's widths",
 }
+COMPARED = ("found", "uniform", "random")
 Run = dict[str, Any]
 
 
@@ -66,6 +67,12 @@ def accuracy_table(budget: str, runs: list[Run]) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def absent(runs: list[Run]) -> list[str]:
+    """Which networks were not trained, in words."""
+    missing = [f"{NAMES[n]} of seed {r['seed']}" for r in runs for n in COMPARED if n not in r["networks"]]
+    return [f"Not run yet: {', '.join(missing)}.", ""] if missing else []
 
 
 def verdict(budget: str, runs: list[Run]) -> str:
@@ -145,8 +152,9 @@ def settings(data: dict[str, Any]) -> list[str]:
         f"  {r['base'] / r['groups']:.0%} to 100 % of its channels, in multiples of {r['round_to']} as in all networks",
         f"  here; {trained['epochs']} epochs of",
         f"  {50_000 - held:,.0f} images in batches of {r['loading']['batch_size']}, four paths a step, SGD with a",
-        f"  cosine from {trained['lr']} to {trained['final_lr']}, weight decay {trained['weight_decay']}. One supernet",
-        "  serves both budgets of a seed.",
+        f"  cosine from {trained['lr']} to {trained['final_lr']}, weight decay {trained['weight_decay']}; of the steps",
+        f"  {r['strategy']['extremes']:.0%} train the widest network and the narrowest. One supernet serves both",
+        "  budgets of a seed.",
         f"- **Search**: evolution from the prior, {r['search']['evaluations']} widths scored on the other {held:,.0f}",
         "  training images (mean of both sides, batch statistics). Test images were not looked at.",
         f"- **Retraining**, the same for all networks: {retrained['epochs']} epochs of all 50,000 training images from",
@@ -157,7 +165,7 @@ def settings(data: dict[str, Any]) -> list[str]:
         "  epochs, the best on the held-out images trained to the end. **`uniform`**: all layers scaled by one factor,",
         "  the largest that holds the budget. **The paper's widths** are those its authors published for 44M.",
         "- The seed is that of the split, the supernet, the search and the retraining.",
-        f"- Times are of several processes that share one GPU, {data['wall_seconds']:.0f} s in all: retraining took",
+        f"- One process on one GPU, {data['wall_seconds']:.0f} s in all: retraining took",
         f"  {seconds(runs, 'found')} (`bcnet`), {seconds(runs, 'uniform')} (`uniform`), {seconds(runs, 'random')}"
         " (`random`, its drawn networks included).",
     ]
@@ -180,7 +188,7 @@ def page(data: dict[str, Any]) -> str:
         "",
     ]
     for budget, these in by_budget.items():
-        lines += [f"## {budget.removeprefix('flops=')} FLOPs", "", *accuracy_table(budget, these), ""]
+        lines += [f"## {budget.removeprefix('flops=')} FLOPs", "", *accuracy_table(budget, these), "", *absent(these)]
     lines += [*settings(data), "", "## What the supernet said", "", "Accuracy on the held-out training images.", ""]
     lines += [*supernet_table([run for these in by_budget.values() for run in these]), ""]
     for budget, these in by_budget.items():

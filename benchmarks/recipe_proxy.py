@@ -160,7 +160,7 @@ def supernet(of: str, name: str, given: dict[str, float], train: Images) -> Supe
         key: type(getattr(method.strategy, key))(given[key]) for key in ("extremes", "sandwich") if key in given
     }
     strategy = replace(method.strategy, **switches)
-    kept: dict[str, Any] = {key: given[key] for key in ("lr", "weight_decay", "ema") if key in given}
+    kept: dict[str, Any] = {key: given[key] for key in ("lr", "head", "weight_decay", "ema") if key in given}
     recipe = Optimisation(epochs=int(given.get("epochs", 6)), **kept)
     torch.manual_seed(seed)
     net = Supernet(space(of, bool(given.get("fan_out"))), method.principle)

@@ -93,6 +93,23 @@ def one_step(config: Optimisation, gradients: list[float], start: float = 1.0) -
     return values
 
 
+def test_the_last_linear_layer_learns_at_its_own_rate() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(), nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = make_optimizer(net, Optimisation(head=0.25))
+    set_rate(optimizer, 0.4)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name: rates[id(p)] for name, p in net.named_parameters()} == {
+        "0.weight": 0.4,
+        "0.bias": 0.4,
+        "2.weight": 0.4,
+        "2.bias": 0.4,
+        "3.weight": 0.1,
+        "3.bias": 0.4,
+    }
+    (usual,), (halved,) = one_step(Optimisation(), [2.0]), one_step(Optimisation(head=0.5), [2.0])
+    assert 1 - halved == pytest.approx((1 - usual) / 2)
+
+
 def test_sgd_with_and_without_nesterov() -> None:
     # v1 = 2, v2 = 0.5 * 2 + 2 = 3; Nesterov steps by g + 0.5 v.
     plain = one_step(Optimisation(momentum=0.5, nesterov=False), [2.0, 2.0])

@@ -59,6 +59,7 @@ class RankConfig:
     epochs: int = 26
     seed: int = 0
     lr: float = 0.1
+    head: float = 1.0
     weight_decay: float = 0.0
     ema: float = 0.0
     bf16: bool = True
@@ -178,7 +179,12 @@ def _train(
     method = config.resolved()
     net = Supernet(space, method.principle).to(device)
     recipe = Optimisation(
-        epochs=config.epochs, lr=config.lr, weight_decay=config.weight_decay, ema=config.ema, bf16=config.bf16
+        epochs=config.epochs,
+        lr=config.lr,
+        head=config.head,
+        weight_decay=config.weight_decay,
+        ema=config.ema,
+        bf16=config.bf16,
     )
     training = SupernetTraining(method.strategy, recipe, seed=config.seed, engine=config.engine)
     if config.method == TAS:

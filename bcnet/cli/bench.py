@@ -72,9 +72,13 @@ def rank_space(
         "runs/rank"
     ),
     lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
+    head: Annotated[float, typer.Option(help="Rate of the classifier, as a multiple of the others'.")] = 1.0,
     batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
     complement: Annotated[bool | None, typer.Option(help="Ablation: train the complement too, or not.")] = None,
     sides: Annotated[str | None, typer.Option(help="Ablation: both, alternate or left.")] = None,
+    extremes: Annotated[
+        float | None, typer.Option(help="Share of the steps that train the widest network and the narrowest.")
+    ] = None,
     base: Annotated[int, typer.Option(min=1, help="Ablation: the base width in groups.")] = 1,
     images: Annotated[int, typer.Option(min=0, help="Images scored of the held-out and of the test part; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda; else the GPU where there is one.")] = "",
@@ -100,8 +104,8 @@ def rank_space(
         raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     first = RankConfig(
-        space, method, epochs, lr=lr, bf16=where != "cpu", complement=complement, sides=sides, base=base,
-        images=images, model=model, groups=groups,
+        space, method, epochs, lr=lr, head=head, bf16=where != "cpu", complement=complement, sides=sides,
+        extremes=extremes, base=base, images=images, model=model, groups=groups,
     )  # fmt: skip
     configs = [replace(first, seed=n) for n in numbers]
     loaded = ChannelBench.load(bench_space(first) if model else space, path)
