@@ -4,8 +4,8 @@
     python benchmarks/recipe_proxy.py try --data cifar10 --alone alone.jsonl --out FILE bcv2:lr=0.2:extremes=0.5 ...
     python benchmarks/recipe_proxy.py try --data cifar10 --out FILE resnet/bcv2:lr=0.2 ...
 
-The network has an eighth of the benchmark's channels and sees CIFAR-10 at 16 x 16 pixels: 14,000 training images,
-and 6,000 more that nothing is trained on. ``alone`` trains 120 networks of random widths, one after the other;
+The network has an eighth of the benchmark's channels (``features`` widens what the classifier sees) and sees CIFAR-10
+at 16 x 16 pixels: 14,000 training images, and 6,000 more that nothing is trained on. ``alone`` trains 120 networks of random widths, one after the other;
 ``try`` trains a supernet for every setting and correlates its scores with them; of the ResNet space, for which no
 networks were trained alone, it tells the mean accuracy and loss of random widths. It runs on one core in about a
 minute each; lines already in ``--out`` are skipped.
@@ -41,6 +41,8 @@ from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resne
 from bcnet.zoo.layers import initialise
 
 FULL = {"mobilenet": (16, 96, 96, 96, 32, 192, 128), "resnet": (32, 32, 32, 64, 64, 64, 64)}
+FEATURES = {"mobilenet": 6, "resnet": 4}
+"""The variable that the classifier sums up; its features are an eighth of the benchmark's unless a setting says."""
 BUILD = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
 TRAIN, HELD_OUT, NETWORKS, EPOCHS, BATCH = 14_000, 6_000, 120, 8, 128
 
@@ -77,9 +79,11 @@ def load(folder: Path) -> tuple[Images, Images]:
     return Images(x[:TRAIN], y[:TRAIN]), Images(x[TRAIN:], y[TRAIN:])
 
 
-def space(name: str = "mobilenet", by_fan_out: bool = False) -> NetworkSpace:
+def space(name: str = "mobilenet", by_fan_out: bool = False, features: int = 0) -> NetworkSpace:
     draw = (lambda network: network.apply(initialise)) if by_fan_out else None
-    return trace(BUILD[name](FULL[name]), torch.randn(2, 3, 16, 16), groups=4, init=draw)
+    full = list(FULL[name])
+    full[FEATURES[name]] = features or full[FEATURES[name]]
+    return trace(BUILD[name](full), torch.randn(2, 3, 16, 16), groups=4, init=draw)
 
 
 def known(file: Path) -> list[dict[str, Any]]:
@@ -154,16 +158,14 @@ def compared(found: Scores, truth: NDArray[np.float64]) -> dict[str, float]:
 
 
 def supernet(of: str, name: str, given: dict[str, float], train: Images) -> Supernet:
-    """The trained supernet of a method with settings lr, epochs, seed, fan_out, and some of its strategy and recipe."""
+    """The trained supernet of a method; the settings of its strategy and recipe have their names."""
     method, seed = METHODS[name], int(given.get("seed", 0))
-    switches = {
-        key: type(getattr(method.strategy, key))(given[key]) for key in ("extremes", "sandwich") if key in given
-    }
-    strategy = replace(method.strategy, **switches)
+    sandwich = bool(given.get("sandwich", method.strategy.sandwich))
+    strategy = replace(method.strategy, extremes=given.get("extremes", 0.0), sandwich=sandwich)
     kept: dict[str, Any] = {key: given[key] for key in ("lr", "head", "weight_decay", "ema") if key in given}
     recipe = Optimisation(epochs=int(given.get("epochs", 6)), **kept)
     torch.manual_seed(seed)
-    net = Supernet(space(of, bool(given.get("fan_out"))), method.principle)
+    net = Supernet(space(of, bool(given.get("fan_out")), int(given.get("features", 0))), method.principle)
     train_supernet(net, train, SupernetTraining(strategy, recipe, seed=seed))
     return net
 
