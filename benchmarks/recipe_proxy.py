@@ -5,10 +5,10 @@
     python benchmarks/recipe_proxy.py try --data cifar10 --out FILE resnet/bcv2:lr=0.2 ...
 
 The network has an eighth of the benchmark's channels (``features`` widens what the classifier sees) and sees CIFAR-10
-at 16 x 16 pixels: 14,000 training images, and 6,000 more that nothing is trained on. ``alone`` trains 120 networks of random widths, one after the other;
-``try`` trains a supernet for every setting and correlates its scores with them; of the ResNet space, for which no
-networks were trained alone, it tells the mean accuracy and loss of random widths. It runs on one core in about a
-minute each; lines already in ``--out`` are skipped.
+at 16 x 16 pixels: 14,000 training images, and 6,000 more that nothing is trained on. ``alone`` trains 120 networks of
+random widths, one after the other; ``try`` trains a supernet for every setting and correlates its scores with them; of
+the ResNet space, for which no networks were trained alone, it tells the mean accuracy and loss of random widths. It
+runs on one core in about a minute each; lines already in ``--out`` are skipped.
 """
 
 from __future__ import annotations
