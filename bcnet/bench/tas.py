@@ -35,10 +35,13 @@ PASSES = 2
 
 @dataclass(frozen=True)
 class Mix:
-    """How each variable's output is mixed: (channels of the narrower, probability of the wider)."""
+    """How each variable's output is mixed: (channels of the narrower, probability of the wider).
+
+    Probabilities are a tensor (L,) where logits learn from them, else numbers, which a GPU need not be sent.
+    """
 
     narrow: tuple[int, ...]
-    share: Tensor
+    share: Tensor | list[float]
 
     def tap(self, net: Supernet) -> Tap:
         """Mixes the output x (n, c, h, w) of a batch norm with its first channels, stretched to c."""
@@ -46,9 +49,9 @@ class Mix:
 
         def mixed(x: Tensor, name: str) -> Tensor:
             (variable,) = axes[name][0].variables
-            narrow = _stretch(x[:, : self.narrow[variable]], x.shape[1])
-            share = self.share[variable].to(x.device, x.dtype)
-            return narrow + share * (x - narrow)
+            narrow = _stretch(x[:, : self.narrow[variable]], x.shape[1]).to(x.dtype)
+            share = self.share[variable]
+            return torch.lerp(narrow, x, share.to(x.device, x.dtype) if isinstance(share, Tensor) else share)
 
         return mixed
 
@@ -124,7 +127,8 @@ class _Loop(Loop):
 
     def _learn_weights(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
-            wide, mix = self.widths.sample()
+            wide, drawn = self.widths.sample()
+        mix = Mix(drawn.narrow, torch.as_tensor(drawn.share).tolist())
         plan = self.net.plan(wide)
         leaves = self.gradients.leaves(plan)
         with self.autocast():
