@@ -130,9 +130,8 @@ def attempt(args: argparse.Namespace) -> None:
         given = {key: float(value) for key, value in (text.split("=") for text in more)}
         started = time.process_time()
         net = supernet(of or "mobilenet", name, given, train)
-        widths = (
-            np.array([r["widths"] for r in rows]) if rows else net.space.sample(np.random.default_rng(99), NETWORKS)
-        )
+        drawn = net.space.sample(np.random.default_rng(99), NETWORKS)
+        widths = np.array([r["widths"] for r in rows]) * net.space.max // FULL["mobilenet"] if rows else drawn
         seconds = time.process_time() - started
         scores = Evaluator(net, list(zip(held_out.x[:4000].split(2000), held_out.y[:4000].split(2000), strict=True)))
         found = scores.score(widths)
