@@ -23,17 +23,16 @@ class Optimisation:
 
     ``schedule``: ``cosine`` to ``final_lr``; ``step`` multiplies by ``gamma`` at the epochs ``milestones``;
     ``exponential`` multiplies by ``gamma`` every ``every`` epochs. ``warmup`` epochs rise linearly before.
-    Weight decay spares biases and batch-norm parameters unless ``decay_all``. ``ema`` and ``clip`` (the norm of the
-    whole gradient) are off at 0. The weights of the last linear layer learn at ``head`` times the rate: the
-    hundreds of positive features a classifier sums up make it unstable at rates that layers before a batch norm
-    profit from.
+    Weight decay spares biases and batch-norm parameters unless ``decay_all``. ``ema``, ``clip`` (the norm of the
+    whole gradient) and ``head`` are off at 0. ``head`` keeps the peak rate of the last linear layer's weights to
+    ``head`` / its inputs: a classifier sums up positive features, so the rate it bears falls with their number, while
+    layers before a batch norm bear any.
     """
 
     epochs: int = 20
     optimizer: Literal["sgd", "rmsprop"] = "sgd"
     lr: float = 0.1
     final_lr: float = 0.0
-    head: float = 1.0
     momentum: float = 0.9
     nesterov: bool = True
     weight_decay: float = 0.0
@@ -46,6 +45,7 @@ class Optimisation:
     label_smoothing: float = 0.0
     ema: float = 0.0
     clip: float = 0.0
+    head: float = 0.0
     bf16: bool = False
 
     def __post_init__(self) -> None:
@@ -56,7 +56,6 @@ class Optimisation:
             "schedule": (self.schedule in ("cosine", "step", "exponential"), "be cosine, step or exponential"),
             "lr": (0 < self.lr < math.inf, "be positive"),
             "final_lr": (0 <= self.final_lr <= self.lr, "lie in 0..lr"),
-            "head": (0 < self.head < math.inf, "be positive"),
             "momentum": (0 <= self.momentum < 1, "lie in [0, 1)"),
             "weight_decay": (0 <= self.weight_decay < math.inf, "not be negative"),
             "milestones": (rising, "be rising epochs above 0"),
@@ -65,6 +64,7 @@ class Optimisation:
             "warmup": (0 <= self.warmup < self.epochs, "be shorter than the epochs"),
             "label_smoothing": (0 <= self.label_smoothing < 1, "lie in [0, 1)"),
             "ema": (0 <= self.ema < 1, "lie in [0, 1)"),
+            "head": (0 <= self.head < math.inf, "not be negative"),
             "clip": (0 <= self.clip < math.inf, "not be negative"),
         }
         for name, (holds, wanted) in checks.items():
@@ -87,11 +87,11 @@ class Optimisation:
 def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Optimizer:
     """The optimizer of ``network``'s parameters; its learning rate is set step by step."""
     parameters = list(network.parameters())
-    last = next((p for p in reversed(parameters) if p.dim() == 2), None)
+    factors = _head_factor(parameters, config)
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for p in parameters:
         decay = config.weight_decay if config.decay_all or p.dim() >= 2 else 0.0
-        groups[decay, config.head if p is last else 1.0].append(p)
+        groups[decay, factors.get(p, 1.0)].append(p)
     settings = [{"params": members, "weight_decay": d, "factor": factor} for (d, factor), members in groups.items()]
     if config.optimizer == "rmsprop":
         # The mobile networks' recipes were written for TensorFlow, whose epsilon of 0.001 is added under the root.
@@ -99,6 +99,12 @@ def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Opti
     nesterov = config.nesterov and config.momentum > 0
     one_launch = True if all(p.is_cuda for p in parameters) else None
     return torch.optim.SGD(settings, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=one_launch)
+
+
+def _head_factor(parameters: list[nn.Parameter], config: Optimisation) -> dict[nn.Parameter, float]:
+    """The last linear layer's weights (out, in) and the factor of their rate."""
+    last = next((p for p in reversed(parameters) if p.dim() == 2), None)
+    return {last: min(1.0, config.head / (config.lr * last.shape[1]))} if config.head and last is not None else {}
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -59,7 +59,7 @@ class RankConfig:
     epochs: int = 26
     seed: int = 0
     lr: float = 0.1
-    head: float = 1.0
+    head: float = 0.0
     weight_decay: float = 0.0
     ema: float = 0.0
     bf16: bool = True

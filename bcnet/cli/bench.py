@@ -72,7 +72,7 @@ def rank_space(
         "runs/rank"
     ),
     lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
-    head: Annotated[float, typer.Option(help="Rate of the classifier, as a multiple of the others'.")] = 1.0,
+    head: Annotated[float, typer.Option(help="Keep the classifier's rate to this / its features; 0: do not.")] = 0.0,
     batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
     complement: Annotated[bool | None, typer.Option(help="Ablation: train the complement too, or not.")] = None,
     sides: Annotated[str | None, typer.Option(help="Ablation: both, alternate or left.")] = None,
