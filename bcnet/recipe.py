@@ -23,6 +23,8 @@ from bcnet.search.config import SearchConfig
 from bcnet.supernet.strategy import METHODS, Method, Strategy
 
 FORMAT_VERSION = 1
+HEAD = 64.0
+"""``Optimisation.head`` where a recipe is silent: at a rate of 0.1 it holds from 640 features on."""
 FOLDER = Path(__file__).parent / "recipes"
 LARGEST_FILE = 2**20  # bytes; far more than any recipe needs
 
@@ -70,11 +72,11 @@ class Recipe(BaseModel):
     strategy: Strategy | None = None
     backward: Literal["path", "step"] = "path"
     engine: Literal["auto", "plain", "fused"] = "auto"
-    supernet: Optimisation = Optimisation(epochs=60)
+    supernet: Optimisation = Optimisation(epochs=60, head=HEAD)
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
     search: SearchConfig = SearchConfig()
-    retrain: Optimisation = Optimisation(epochs=60, weight_decay=5e-4)
+    retrain: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = None
     compare: tuple[Literal["full", "uniform", "random"], ...] = ("full", "uniform")
     random: RandomBaseline = RandomBaseline()

@@ -44,7 +44,7 @@ def predictors(folder: Path) -> dict[str, Any]:
 
 FAN_OUT = ("e27ea6b", "315dc73")
 """Commits at which the benchmark's networks drew their weights by fan-out."""
-SWITCHES = ("lr", "weight_decay", "ema", "complement", "sides", "draws", "extremes", "base", "engine")
+SWITCHES = ("lr", "head", "weight_decay", "ema", "complement", "sides", "draws", "extremes", "base", "engine")
 USUAL = (None, 0.0, 1, "auto")
 AUTHORS = {"bc": "0.30 to 0.54", "autoslim": "0.66"}
 """Kendall of the scores the authors published, on MobileNet, as the project's design notes record it."""
@@ -128,7 +128,8 @@ def stand_in(data: dict[str, Any]) -> list[str]:
         "so a rate of 0.2 is the paper's loss (`eq8`, whose weights add up to 2) at its 0.1. `bcv2-alternate` trains",
         "two paths a step instead of four, so twice the epochs are as many path passes; `sandwich` adds the widest and",
         "the narrowest and teaches all from the widest. `resnet/` is the ResNet space at an eighth of its channels,",
-        "for which no networks were trained alone: its rates were chosen by the mean loss.",
+        "for which no networks were trained alone: its rates were chosen by the mean loss. `features` are those the",
+        "classifier sees, an eighth of the benchmark's unless given; `head` keeps its peak rate to `head` / features.",
         "",
         "| setting | mean accuracy | mean loss | Kendall | by loss | Pearson by loss |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

@@ -70,12 +70,14 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
             **asdict(paper.supernet),
             "epochs": args.supernet_epochs,
             "lr": args.supernet_lr,
+            "head": args.head,
             "bf16": args.bf16,
         },
         search={"evaluations": args.evaluations},
         retrain={
             **asdict(paper.retrain),
             "epochs": args.epochs,
+            "head": args.head,
             "weight_decay": 5e-4,
             "bf16": args.bf16 and not args.tf32,
         },
@@ -137,6 +139,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--round-to", type=int, default=8)
     parser.add_argument("--supernet-epochs", type=int, default=12)
     parser.add_argument("--supernet-lr", type=float, default=0.4)
+    parser.add_argument("--head", type=float, default=64.0, help="of supernet and retraining, 0: none")
     parser.add_argument("--extremes", type=float, default=0.5)
     parser.add_argument("--evaluations", type=int, default=240)
     parser.add_argument("--epochs", type=int, default=8, help="of retraining")
