@@ -92,6 +92,12 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     assert correlations(stored["held_out_loss"].mean(0) * -1.0, table.mean)["kendall"] == pytest.approx(
         report["held_out"]["loss"]["kendall"], abs=1e-3
     )
+    first = report["held_out"]["effects"][0]
+    narrow = table.widths[:, 0] == first["candidates"][0]
+    mean = 100 * stored["held_out_accuracy"].mean(0)
+    assert first["score"][0] == pytest.approx(mean[narrow].mean() - mean.mean(), abs=1e-3)
+    assert first["table"][0] == pytest.approx(table.mean[narrow].mean() - table.mean.mean())
+    assert first["table"] == sorted(first["table"])
     assert len(steps) == len(parts.train)
     assert {done / total for done, total in counts} >= {1.0}
     assert (folder / "scatter.svg").read_text().count("<circle") == len(table)
