@@ -176,8 +176,8 @@ def effects(space: str, data: dict[str, Any]) -> list[str]:
     heads = [str(v["candidates"][-1]) for v in runs[0]["held_out"]["effects"]]
     lines = [
         "",
-        "What the widest candidate of a variable gains over the narrowest, in accuracy points on average over all other",
-        "widths; columns are the variables, by their full width.",
+        "What the widest candidate of a variable gains over the narrowest, in accuracy points on average over all",
+        "other widths; columns are the variables, by their full width.",
         "",
         "| | " + " | ".join(heads) + " |",
         "| --- |" + " ---: |" * len(heads),
