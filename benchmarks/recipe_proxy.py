@@ -140,7 +140,7 @@ def attempt(args: argparse.Namespace) -> None:
             "networks": len(rows),
             "mean_accuracy": float(found.score.mean()),
             "mean_loss": float(found.loss.mean()),
-            **(compared(found, truth) if rows else {}),
+            **(compared(found, truth, widths) if rows else {}),
             "cpu_seconds": round(seconds, 1),
             **provenance(),
         }
@@ -148,8 +148,12 @@ def attempt(args: argparse.Namespace) -> None:
         print({key: row[key] for key in list(row)[:7]}, flush=True)
 
 
-def compared(found: Scores, truth: NDArray[np.float64]) -> dict[str, float]:
+def compared(found: Scores, truth: NDArray[np.float64], widths: NDArray[np.int64]) -> dict[str, float]:
+    """Correlations with networks trained alone; ``additive`` scores are fitted without interactions of variables."""
+    levels = np.concatenate([column[:, None] == np.unique(column) for column in widths.T], 1).astype(float)
+    additive = levels @ np.linalg.lstsq(levels, found.score, rcond=None)[0]
     return {
+        "kendall_additive": float(kendalltau(additive, truth).statistic),
         "kendall": float(kendalltau(found.score, truth).statistic),
         "kendall_by_loss": float(kendalltau(-found.loss, truth).statistic),
         "pearson_by_loss": float(pearsonr(-found.loss, truth).statistic),

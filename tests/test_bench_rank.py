@@ -98,6 +98,9 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     assert first["score"][0] == pytest.approx(mean[narrow].mean() - mean.mean(), abs=1e-3)
     assert first["table"][0] == pytest.approx(table.mean[narrow].mean() - table.mean.mean())
     assert first["table"] == sorted(first["table"])
+    levels = np.stack([table.widths[:, i] == c for i in range(2) for c in np.unique(table.widths[:, i])], 1)
+    fitted = levels @ np.linalg.lstsq(levels, mean, rcond=None)[0]
+    assert report["held_out"]["additive"] == pytest.approx(correlations(fitted, table.mean), abs=1e-3)
     assert len(steps) == len(parts.train)
     assert {done / total for done, total in counts} >= {1.0}
     assert (folder / "scatter.svg").read_text().count("<circle") == len(table)

@@ -216,6 +216,7 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
     found: dict[str, Any] = {name: correlations(score, truth) for name, score in readings.items()}
     found["regret"] = _regrets(readings["accuracy"], truth, table.costs["flops"][rows])
     found["effects"] = effects(100 * readings["accuracy"], truth, table, rows)
+    found["additive"] = correlations(_added(found["effects"], table.widths[rows]), truth)
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
@@ -236,6 +237,13 @@ def effects(
         }
         found.append({"variable": variable.name, "candidates": candidates.tolist(), **means})
     return found
+
+
+def _added(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Scores without interactions, and so nearly without noise: the sum of what each variable's candidate is worth."""
+    columns = zip(found, widths.T, strict=True)
+    total: NDArray[np.float64] = sum(np.array(e["score"])[np.searchsorted(e["candidates"], c)] for e, c in columns)
+    return total
 
 
 def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], flops: NDArray[Any]) -> dict[str, Any]:
