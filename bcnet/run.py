@@ -169,14 +169,14 @@ def choose_device(name: str | None) -> torch.device:
 
 def make_space(source: Source, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
     """The width space a recipe searches, and the widths in it of the network as it was given."""
-    grid = {"groups": recipe.groups, "base": recipe.base, "round_to": recipe.round_to}
+    grid: dict[str, Any] = {"groups": recipe.groups, "base": recipe.base, "round_to": recipe.round_to}
     space = source.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
     if recipe.widen == 1:
         return space, space.max
     units = np.array([v.unit for v in space.variables])
     wide = space.build(np.floor(space.max * recipe.widen / units).astype(np.int64) * units, grow=True)
     kept = () if recipe.squeeze else source.kept
-    return trace(wide, source.example, ignore=(*recipe.ignore, *kept), init=source.init, **grid), space.max
+    return trace(wide, source.example, ignore=(*recipe.ignore, *kept), **grid), space.max
 
 
 def needed_latency(space: NetworkSpace, recipe: Recipe) -> LatencyTable | None:

@@ -41,7 +41,7 @@ class Source:
     """A network with what is known of it. Made by :func:`load_model`.
 
     ``example`` is one input, (1, C, H, W); ``classes`` is None where the network does not say; ``kept`` are
-    squeeze layers whose widths stay unless asked for; ``init`` draws the weights of fresh networks.
+    squeeze layers whose widths stay unless asked for.
     """
 
     spec: str
@@ -50,7 +50,6 @@ class Source:
     input_shape: Shape
     classes: int | None = None
     kept: tuple[str, ...] = ()
-    init: Callable[[nn.Module], object] | None = None
 
     def space(
         self,
@@ -65,9 +64,7 @@ class Source:
         if squeeze and not self.kept:
             raise BcnetError(f"{self.spec} keeps no squeeze widths that could be searched too")
         ignored = (*ignore, *(() if squeeze else self.kept))
-        return trace(
-            self.model, self.example, groups=groups, base=base, round_to=round_to, ignore=ignored, init=self.init
-        )
+        return trace(self.model, self.example, groups=groups, base=base, round_to=round_to, ignore=ignored)
 
 
 def load_model(spec: str, input_shape: Sequence[int] | None = None, classes: int | None = None) -> Source:
@@ -133,14 +130,7 @@ def _from_zoo(name: str, shape: Shape | None, classes: int | None) -> Source:
     entry = zoo.find(name)
     kept = tuple(v.name for v in entry.order if v.fixed)
     model = zoo.build(name, classes=classes)
-    init = None if entry.torch_init else _as_zoo
-    return _source(f"zoo:{name}", model, shape or entry.input_shape, classes or entry.classes, kept=kept, init=init)
-
-
-def _as_zoo(network: nn.Module) -> None:
-    from bcnet.zoo.layers import initialise
-
-    network.apply(initialise)
+    return _source(f"zoo:{name}", model, shape or entry.input_shape, classes or entry.classes, kept=kept)
 
 
 def _from_timm(name: str, shape: Shape | None, classes: int | None) -> Source:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.stats import kendalltau, pearsonr
-from torch import Tensor
+from torch import Tensor, nn
 
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.optim import Optimisation
@@ -38,7 +39,6 @@ from bcnet.supernet.strategy import METHODS
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.train import SupernetTraining, train_supernet
 from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
-from bcnet.zoo.layers import initialise
 
 FULL = {"mobilenet": (16, 96, 96, 96, 32, 192, 128), "resnet": (32, 32, 32, 64, 64, 64, 64)}
 FEATURES = {"mobilenet": 6, "resnet": 4}
@@ -80,10 +80,20 @@ def load(folder: Path) -> tuple[Images, Images]:
 
 
 def space(name: str = "mobilenet", by_fan_out: bool = False, features: int = 0) -> NetworkSpace:
-    draw = (lambda network: network.apply(initialise)) if by_fan_out else None
     full = list(FULL[name])
     full[FEATURES[name]] = features or full[FEATURES[name]]
-    return trace(BUILD[name](full), torch.randn(2, 3, 16, 16), groups=4, init=draw)
+    return trace(BUILD[name](full), torch.randn(2, 3, 16, 16), groups=4, init=draw_by_fan_out if by_fan_out else None)
+
+
+def draw_by_fan_out(network: nn.Module) -> None:
+    """Kaiming normal by fan-out for convolutions, a small normal for the classifier."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            fan_out = layer.kernel_size[0] * layer.kernel_size[1] * layer.out_channels // layer.groups
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_out))
+        elif isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.01)
+            nn.init.zeros_(layer.bias)
 
 
 def known(file: Path) -> list[dict[str, Any]]:

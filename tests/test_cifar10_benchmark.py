@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,7 +43,7 @@ def run(seed: int, scores: dict[str, float]) -> dict[str, Any]:
             "seconds": 5.0,
         },
         "networks": {name: network(score, 43.9e6) for name, score in scores.items()},
-        "recipe": Recipe.read("mobilenetv2_cifar").to_dict(),
+        "recipe": Recipe.read("mobilenetv2_cifar").changed(strategy={"extremes": 0.5}).to_dict(),
     }
 
 
@@ -85,8 +86,19 @@ def test_the_page_has_every_seed_and_every_width() -> None:
     assert "| 44M | 1 | 71.00 % | 70.00 % | 80.00 % | 10 | 20 | 5 |" in text
 
 
-def test_a_search_waits_for_its_supernet_and_a_network_for_its_search() -> None:
-    job = script("cifar10").Job
-    assert job("44M", 1, "search").needs("146M") == [job("146M", 1, "train")]
-    assert job("44M", 1, "found").needs("146M") == [job("44M", 1, "search")]
-    assert job("44M", 1, "uniform").needs("146M") == []
+def test_the_page_says_what_was_not_run() -> None:
+    text = page({"found": 0.9, "uniform": 0.89, "random": 0.88}, {"found": 0.9, "uniform": 0.89})
+    assert "Not run yet: `random` of seed 1.\n" in text
+
+
+def test_a_search_comes_after_its_supernet_and_a_network_after_its_search() -> None:
+    module = script("cifar10")
+    works = ["random", "found", "search", "train", "published"]
+    jobs = module.wanted(Namespace(works=works, seeds=[0, 1], budgets=["146M", "44M"]))
+    place = {job: number for number, job in enumerate(jobs)}
+    for seed in (0, 1):
+        for budget in ("146M", "44M"):
+            search = module.Job(budget, seed, "search")
+            assert place[module.Job("146M", seed, "train")] < place[search] < place[module.Job(budget, seed, "found")]
+    assert [job for job in jobs if job.work == "train"] == [module.Job("146M", seed, "train") for seed in (0, 1)]
+    assert {job.budget for job in jobs if job.work == "published"} == {"44M"}

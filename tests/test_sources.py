@@ -271,8 +271,9 @@ def test_endless_recursion_in_a_file_gets_one_sentence(folder: Path) -> None:
 @pytest.mark.parametrize("content", [b"\x00\x01", b"\xff\xfe\xfa"])
 def test_a_file_of_noise_gets_one_sentence(folder: Path, content: bytes) -> None:
     (folder / "net.py").write_bytes(content)
-    assert error_of("net.py:Net").startswith("net.py")
-    assert "fails: SyntaxError" in error_of("net.py:Net")
+    message = error_of("net.py:Net")
+    assert message.startswith("net.py")
+    assert "fails: SyntaxError" in message or "fails: ValueError" in message  # it depends on Python's version
 
 
 def test_a_folder_is_no_file(folder: Path) -> None:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-import torch.distributed
 import toy
 from safetensors.torch import save_file
 
@@ -63,4 +62,4 @@ if __name__ == "__main__":
     here = distributed.start(cpu=True)
     _, found = train(here, folder / "checkpoints", STOP)
     save_file({**found, "world": torch.tensor(here.world)}, folder / f"rank{here.rank}.safetensors")
-    torch.distributed.destroy_process_group()
+    distributed.leave()

@@ -11,7 +11,9 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+
+PATIENCE = timedelta(seconds=20)
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,20 @@ def start(cpu: bool = False) -> Place:
     except ImportError:
         raise BcnetError("training with several processes needs accelerate: pip install accelerate") from None
     accelerator = Accelerator(cpu=on_cpu)
-    atexit.register(_leave)
+    atexit.register(leave)
     return Place(accelerator.process_index, accelerator.num_processes, accelerator.device)
 
 
-def _leave() -> None:
-    """Leave the other processes in order: threads that still wait for messages would abort the interpreter's end."""
+def leave() -> None:
+    """Leave the other processes in order; called at a program's end.
+
+    Threads that still wait for messages would abort it, so on CPUs the processes wait for each other, but not for long
+    for one that failed.
+    """
     if dist.is_available() and dist.is_initialized():
+        if dist.get_backend() == "gloo":
+            with suppress(RuntimeError):
+                dist.monitored_barrier(timeout=PATIENCE)
         dist.destroy_process_group()
 
 

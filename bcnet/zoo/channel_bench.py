@@ -1,6 +1,4 @@
-"""The two networks of Channel-Bench-Macro, as its tables were made: their FLOPs and parameters agree on every entry,
-and weights are drawn as torch's layers do. (Supernets depend on it: after 20 epochs without weight decay
-the zoo's other way, by fan-out, ranked the MobileNet space at Kendall 0.55, torch's own after 24 at 0.60.)
+"""The two networks of Channel-Bench-Macro, as its tables were made: their FLOPs and parameters agree on every entry.
 
 The paper's table of the MobileNet leaves out the last 1x1 convolution; the released figures contain it.
 """
@@ -27,7 +25,7 @@ def channel_bench_mobilenet(widths: Iterable[int] | None = None, classes: int = 
         block4=Inverted(c4, h5, c4).build(shortcut=True),
         head=conv_bn(c4, c6, 1),
     )
-    return finish(layers, c6, classes, torch_init=True)
+    return finish(layers, c6, classes)
 
 
 def channel_bench_resnet(widths: Iterable[int] | None = None, classes: int = 10) -> nn.Module:
@@ -41,4 +39,4 @@ def channel_bench_resnet(widths: Iterable[int] | None = None, classes: int = 10)
         block4=basic_block(c4, m5, c4, stride=1, shortcut=nn.Identity()),
         block5=basic_block(c4, m6, c4, stride=1, shortcut=nn.Identity()),
     )
-    return finish(layers, c4, classes, torch_init=True)
+    return finish(layers, c4, classes)

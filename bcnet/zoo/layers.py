@@ -5,7 +5,6 @@ Everything here runs at any width its parameters have: no forward pass stores or
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 
 from torch import Tensor, nn
@@ -70,24 +69,13 @@ def basic_block(inputs: int, hidden: int, outputs: int, stride: int, shortcut: n
     return Block(nn.Sequential(body), shortcut, nn.ReLU())
 
 
-def finish(layers: Layers, channels: int, classes: int, torch_init: bool = False) -> nn.Sequential:
+def finish(layers: Layers, channels: int, classes: int) -> nn.Sequential:
     """``layers``, global pooling and a linear classifier as one network: (n, C, H, W) to (n, classes).
 
-    Its weights are drawn by :func:`initialise`, or with ``torch_init`` left as torch's layers draw them.
+    Weights stay as torch's layers draw them: drawn by fan-out, supernets learnt slower and ranked worse
+    (docs/results/channel-bench.md).
     """
     layers["pool"] = nn.AdaptiveAvgPool2d(1)
     layers["flatten"] = nn.Flatten(1)
     layers["classifier"] = nn.Linear(channels, classes)
-    net = nn.Sequential(layers)
-    return net if torch_init else net.apply(initialise)
-
-
-def initialise(layer: nn.Module) -> None:
-    """Kaiming normal by fan-out for convolutions, a small normal for the classifier; batch norm starts as 1 and 0."""
-    if isinstance(layer, nn.Conv2d):
-        fan_out = layer.kernel_size[0] * layer.kernel_size[1] * layer.out_channels // layer.groups
-        nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_out))
-    elif isinstance(layer, nn.Linear):
-        nn.init.normal_(layer.weight, std=0.01)
-    if isinstance(layer, (nn.Conv2d, nn.Linear)) and layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+    return nn.Sequential(layers)

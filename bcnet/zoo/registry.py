@@ -44,11 +44,6 @@ class ZooModel:
         return tuple(v.name for v in self.order if not v.fixed)
 
     @property
-    def torch_init(self) -> bool:
-        """Whether weights are drawn as torch's layers do, as those behind the Channel-Bench tables were."""
-        return self.family == "channel_bench"
-
-    @property
     def builder(self) -> Callable[..., nn.Module]:
         """The function of the same name in its family module, ``(widths=None, classes=...) -> nn.Module``."""
         module = importlib.import_module(f"bcnet.zoo.{self.family}")
