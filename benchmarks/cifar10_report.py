@@ -165,6 +165,14 @@ def settings(data: dict[str, Any]) -> list[str]:
         "  epochs, the best on the held-out images trained to the end. **`uniform`**: all layers scaled by one factor,",
         "  the largest that holds the budget. **The paper's widths** are those its authors published for 44M.",
         "- The seed is that of the split, the supernet, the search and the retraining.",
+        *(
+            [f"- The classifier's peak rate is kept to {trained['head']:g} / its features in both trainings."]
+            if trained.get("head")
+            else [
+                "- The classifier learns at the rate of all other layers and weights are drawn by fan-out. Both were found",
+                "  to slow such short trainings down after this was measured, and were changed since.",
+            ]
+        ),
         f"- One process on one GPU, {data['wall_seconds']:.0f} s in all: retraining took",
         f"  {seconds(runs, 'found')} (`bcnet`), {seconds(runs, 'uniform')} (`uniform`), {seconds(runs, 'random')}"
         " (`random`, its drawn networks included).",
