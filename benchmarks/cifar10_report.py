@@ -169,8 +169,8 @@ def settings(data: dict[str, Any]) -> list[str]:
             [f"- The classifier's peak rate is kept to {trained['head']:g} / its features in both trainings."]
             if trained.get("head")
             else [
-                "- The classifier learns at the rate of all other layers and weights are drawn by fan-out. Both were found",
-                "  to slow such short trainings down after this was measured, and were changed since.",
+                "- The classifier learns at the rate of all other layers and weights are drawn by fan-out. Both were",
+                "  found to slow such short trainings down after this was measured, and were changed since.",
             ]
         ),
         f"- One process on one GPU, {data['wall_seconds']:.0f} s in all: retraining took",
