@@ -83,15 +83,19 @@ class Optimisation:
             return self.lr * self.gamma ** sum(epoch >= m for m in self.milestones)
         return float(self.lr * self.gamma ** ((epoch - self.warmup) // self.every))
 
+    def head_factor(self, inputs: int) -> float:
+        """How many times the rate the last linear layer learns at, given its number of inputs."""
+        return min(1.0, self.head / (self.lr * inputs)) if self.head else 1.0
+
 
 def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Optimizer:
     """The optimizer of ``network``'s parameters; its learning rate is set step by step."""
     parameters = list(network.parameters())
-    factors = _head_factor(parameters, config)
+    last = next((p for p in reversed(parameters) if p.dim() == 2), None)
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for p in parameters:
         decay = config.weight_decay if config.decay_all or p.dim() >= 2 else 0.0
-        groups[decay, factors.get(p, 1.0)].append(p)
+        groups[decay, config.head_factor(p.shape[1]) if p is last else 1.0].append(p)
     settings = [{"params": members, "weight_decay": d, "factor": factor} for (d, factor), members in groups.items()]
     if config.optimizer == "rmsprop":
         # The mobile networks' recipes were written for TensorFlow, whose epsilon of 0.001 is added under the root.
@@ -99,12 +103,6 @@ def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Opti
     nesterov = config.nesterov and config.momentum > 0
     one_launch = True if all(p.is_cuda for p in parameters) else None
     return torch.optim.SGD(settings, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=one_launch)
-
-
-def _head_factor(parameters: list[nn.Parameter], config: Optimisation) -> dict[nn.Parameter, float]:
-    """The last linear layer's weights (out, in) and the factor of their rate."""
-    last = next((p for p in reversed(parameters) if p.dim() == 2), None)
-    return {last: min(1.0, config.head / (config.lr * last.shape[1]))} if config.head and last is not None else {}
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

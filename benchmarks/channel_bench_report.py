@@ -69,7 +69,8 @@ def rows_of(space: str, data: dict[str, Any]) -> list[str]:
         if r["space"] == space:
             groups[r["method"], r["epochs"], _switches(r)].append(r)
     lines = []
-    for (method, epochs, changed), runs in sorted(groups.items(), key=lambda item: METHODS.index(item[0][0])):
+    order = {method: number for number, method in enumerate(METHODS)}
+    for (method, epochs, changed), runs in sorted(groups.items(), key=lambda item: order.get(item[0][0], len(order))):
         means = [_mean(runs, n) for n in NAMES]
         figures = ", ".join(f"{r['kendall']:.3f}" for r in runs)
         each = f" ({figures})" if len(runs) > 1 else ""
@@ -129,10 +130,10 @@ def stand_in(data: dict[str, Any]) -> list[str]:
         "by fan-out, as the zoo once did, not as torch's layers do. The weights of a step's paths add up to 1 in",
         "`bcnet`, so a rate of 0.2 is the paper's loss (`eq8`, whose weights add up to 2) at its 0.1.",
         "`bcv2-alternate` trains two paths a step instead of four, so twice the epochs are as many path passes;",
-        "`sandwich` adds the widest and",
-        "the narrowest and teaches all from the widest. `resnet/` is the ResNet space at an eighth of its channels,",
-        "for which no networks were trained alone: its rates were chosen by the mean loss. `features` are those the",
-        "classifier sees, an eighth of the benchmark's unless given; `head` keeps its peak rate to `head` / features.",
+        "`sandwich` adds the widest and the narrowest and teaches all from the widest. `resnet/` is the ResNet space",
+        "at an eighth of its channels, for which no networks were trained alone: its rates were chosen by the mean",
+        "loss. `features` are those the classifier sees, an eighth of the benchmark's unless given; `head` keeps its",
+        "peak rate to `head` / features.",
         "That matters from a few hundred features on, so it was found last: runs above whose settings name no `head`",
         "trained classifiers of 1,024 (MobileNet) and 512 (ResNet) features at rates too high for them.",
         "",
@@ -208,9 +209,8 @@ def page(data: dict[str, Any]) -> str:
             *rows_of(space, data),
         ]
         for name, words in (("flops", "FLOPs"), ("params", "parameters"), ("ceiling", "perfect predictor")):
-            lines.append(
-                f"| {words} | | | | | | " + " | ".join(f"{known[name][n]:.3f}" for n in NAMES) + " | | | | | |"
-            )
+            figures = " | ".join(f"{known[name][n]:.3f}" for n in NAMES)
+            lines.append(f"| {words} | | | | | | {figures} | | | | | | |")
         lines += effects(space, data)
         run = {r["method"] for r in data["experiments"] if r["space"] == space}
         missing = [f"`{method}`" for method in METHODS if method not in run]

@@ -21,7 +21,7 @@ import torch
 
 from bcnet import stages
 from bcnet.provenance import provenance
-from bcnet.recipe import Recipe
+from bcnet.recipe import HEAD, Recipe
 from bcnet.run import Run, facts
 
 BUDGETS = ("146M", "44M")
@@ -139,7 +139,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--round-to", type=int, default=8)
     parser.add_argument("--supernet-epochs", type=int, default=12)
     parser.add_argument("--supernet-lr", type=float, default=0.4)
-    parser.add_argument("--head", type=float, default=64.0, help="of supernet and retraining, 0: none")
+    parser.add_argument("--head", type=float, default=HEAD, help="of supernet and retraining, 0: none")
     parser.add_argument("--extremes", type=float, default=0.5)
     parser.add_argument("--evaluations", type=int, default=240)
     parser.add_argument("--epochs", type=int, default=8, help="of retraining")

@@ -140,6 +140,16 @@ def seconds(runs: list[Run], name: str) -> str:
     return f"{min(taken):.0f} to {max(taken):.0f} s" if taken else "not run"
 
 
+def classifier(trained: dict[str, Any]) -> list[str]:
+    """How the classifier learnt; results without ``head`` are from before there was one."""
+    if trained.get("head"):
+        return [f"- The classifier's peak rate is kept to {trained['head']:g} / its features in both trainings."]
+    return [
+        "- The classifier learns at the rate of all other layers and weights are drawn by fan-out. Both were",
+        "  found to slow such short trainings down after this was measured, and were changed since.",
+    ]
+
+
 def settings(data: dict[str, Any]) -> list[str]:
     runs: list[Run] = data["runs"]
     r = runs[0]["recipe"]
@@ -165,14 +175,7 @@ def settings(data: dict[str, Any]) -> list[str]:
         "  epochs, the best on the held-out images trained to the end. **`uniform`**: all layers scaled by one factor,",
         "  the largest that holds the budget. **The paper's widths** are those its authors published for 44M.",
         "- The seed is that of the split, the supernet, the search and the retraining.",
-        *(
-            [f"- The classifier's peak rate is kept to {trained['head']:g} / its features in both trainings."]
-            if trained.get("head")
-            else [
-                "- The classifier learns at the rate of all other layers and weights are drawn by fan-out. Both were",
-                "  found to slow such short trainings down after this was measured, and were changed since.",
-            ]
-        ),
+        *classifier(trained),
         f"- One process on one GPU, {data['wall_seconds']:.0f} s in all: retraining took",
         f"  {seconds(runs, 'found')} (`bcnet`), {seconds(runs, 'uniform')} (`uniform`), {seconds(runs, 'random')}"
         " (`random`, its drawn networks included).",

@@ -128,7 +128,7 @@ def test_networks_of_a_zoo_space_are_the_zoos() -> None:
     assert {k: v.shape for k, v in built.state_dict().items()} == {k: v.shape for k, v in own.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", ["channel_bench_mobilenet", "channel_bench_resnet", "mobilenetv2_cifar"])
+@pytest.mark.parametrize("name", ["channel_bench_mobilenet", "channel_bench_resnet", "vgg19_cifar"])
 def test_zoo_networks_draw_their_weights_as_torch_does(name: str) -> None:
     """As those behind the Channel-Bench tables did: uniform, with a variance of 1 / (3 fan-in)."""
     for network in (zoo.build(name), traced(name).build(traced(name).max)):
@@ -136,7 +136,7 @@ def test_zoo_networks_draw_their_weights_as_torch_does(name: str) -> None:
             if isinstance(layer, nn.Conv2d):
                 fan_in = layer.weight[0].numel()
                 assert layer.weight.abs().max() <= fan_in**-0.5
-                assert layer.weight.std().item() == pytest.approx((3 * fan_in) ** -0.5, rel=0.15)
+                assert layer.weight.std().item() == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
 
 
 def test_a_zoo_source_knows_itself() -> None:
@@ -265,12 +265,18 @@ def test_endless_recursion_in_a_file_gets_one_sentence(folder: Path) -> None:
     assert error_of("net.py:again").startswith(message)  # some versions of Python say where
 
 
-@pytest.mark.parametrize("content", [b"\x00\x01", b"\xff\xfe\xfa"])
-def test_a_file_of_noise_gets_one_sentence(folder: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "errors"),
+    [
+        (b"\x00\x01", ["SyntaxError", "ValueError"]),  # the latter in older versions of Python
+        (b"\xff\xfe\xfa", ["SyntaxError"]),
+    ],
+)
+def test_a_file_of_noise_gets_one_sentence(folder: Path, content: bytes, errors: list[str]) -> None:
     (folder / "net.py").write_bytes(content)
     message = error_of("net.py:Net")
     assert message.startswith("net.py")
-    assert "fails: SyntaxError" in message or "fails: ValueError" in message  # it depends on Python's version
+    assert any(f"fails: {error}" in message for error in errors)
 
 
 def test_a_folder_is_no_file(folder: Path) -> None:

@@ -10,7 +10,7 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
 from bcnet.space.network import NetworkSpace
+from bcnet.space.widths import WidthVariable
 from bcnet.supernet.exhaustive import AllScores, score_all
 from bcnet.supernet.principle import get_principle
 from bcnet.supernet.strategy import METHODS, Method
@@ -215,21 +216,25 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
         readings |= {"accuracy_of_mean_logits": scores.average_accuracy, "loss_of_mean_logits": -scores.average_loss}
     found: dict[str, Any] = {name: correlations(score, truth) for name, score in readings.items()}
     found["regret"] = _regrets(readings["accuracy"], truth, table.costs["flops"][rows])
-    found["effects"] = effects(100 * readings["accuracy"], truth, table, rows)
-    found["additive"] = correlations(_added(found["effects"], table.widths[rows]), truth)
+    widths = table.widths[rows]
+    found["effects"] = _effects(100 * readings["accuracy"], truth, table.space.variables, widths)
+    found["additive"] = correlations(_added(found["effects"], widths), truth)
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
 
-def effects(
-    score: NDArray[np.float64], truth: NDArray[np.float64], table: ChannelBench, rows: NDArray[np.int64]
+def _effects(
+    score: NDArray[np.float64],
+    truth: NDArray[np.float64],
+    variables: Sequence[WidthVariable],
+    widths: NDArray[np.int64],
 ) -> list[dict[str, Any]]:
     """What each candidate of each variable is worth on average, in points: to the supernet and in the table.
 
     Where the two differ is where a supernet ranks wrongly.
     """
     found = []
-    for variable, column in zip(table.space.variables, table.widths[rows].T, strict=True):
+    for variable, column in zip(variables, widths.T, strict=True):
         candidates = np.unique(column)
         means = {
             name: [float(values[column == c].mean() - values.mean()) for c in candidates]

@@ -77,8 +77,8 @@ class Widths(nn.Module):
         self.logits = nn.ParameterList([nn.Parameter(1e-3 * torch.randn(len(c))) for c in candidates])
         self.temperature = temperature
 
-    def sample(self) -> tuple[list[int], Mix]:
-        """The wider widths of a Gumbel draw, and how to mix in the narrower ones."""
+    def sample(self) -> tuple[list[int], tuple[int, ...], Tensor]:
+        """A Gumbel draw: the wider widths, the narrower ones, and the probabilities (L,) of the wider."""
         wide, narrow, share = [], [], []
         for choices, logits in zip(self.candidates, self.logits, strict=True):
             noise = -torch.log(-torch.log(torch.rand_like(logits).clamp(1e-6, 1 - 1e-6)))
@@ -87,7 +87,7 @@ class Widths(nn.Module):
             wide.append(choices[second])
             narrow.append(choices[first])
             share.append(pair[1])
-        return wide, Mix(tuple(narrow), torch.stack(share))
+        return wide, tuple(narrow), torch.stack(share)
 
 
 def train_tas(
@@ -127,8 +127,8 @@ class _Loop(Loop):
 
     def _learn_weights(self, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
-            wide, drawn = self.widths.sample()
-        mix = Mix(drawn.narrow, torch.as_tensor(drawn.share).tolist())
+            wide, narrow, share = self.widths.sample()
+        mix = Mix(narrow, share.tolist())
         plan = self.net.plan(wide)
         leaves = self.gradients.leaves(plan)
         with self.autocast():
@@ -137,7 +137,8 @@ class _Loop(Loop):
         return loss.detach()
 
     def _learn_widths(self, x: Tensor, y: Tensor, size: int) -> None:
-        wide, mix = self.widths.sample()
+        wide, narrow, share = self.widths.sample()
+        mix = Mix(narrow, share)
         plan = self.net.plan(wide)
         with torch.no_grad():
             views = self.net.views(plan)

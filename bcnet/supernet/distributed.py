@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from bcnet.errors import BcnetError
 
 PATIENCE = timedelta(seconds=20)
+"""How long processes wait for each other before they leave."""
 
 
 @dataclass(frozen=True)
