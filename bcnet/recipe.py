@@ -72,7 +72,7 @@ class Recipe(BaseModel):
     strategy: Strategy | None = None
     backward: Literal["path", "step"] = "path"
     engine: Literal["auto", "plain", "fused"] = "auto"
-    supernet: Optimisation = Optimisation(epochs=60, head=HEAD)
+    supernet: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
     search: SearchConfig = SearchConfig()

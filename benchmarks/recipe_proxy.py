@@ -3,12 +3,14 @@
     python benchmarks/recipe_proxy.py alone --data cifar10 --out alone.jsonl [--part 0/2]
     python benchmarks/recipe_proxy.py try --data cifar10 --alone alone.jsonl --out FILE bcv2:lr=0.2:extremes=0.5 ...
     python benchmarks/recipe_proxy.py try --data cifar10 --out FILE resnet/bcv2:lr=0.2 ...
+    python benchmarks/recipe_proxy.py read --data cifar10 --alone alone.jsonl --out FILE bcv2:lr=0.4 ...
 
 The network has an eighth of the benchmark's channels (``features`` widens what the classifier sees) and sees CIFAR-10
 at 16 x 16 pixels: 14,000 training images, and 6,000 more that nothing is trained on. ``alone`` trains 120 networks of
 random widths, one after the other; ``try`` trains a supernet for every setting and correlates its scores with them; of
-the ResNet space, for which no networks were trained alone, it tells the mean accuracy and loss of random widths. It
-runs on one core in about a minute each; lines already in ``--out`` are skipped.
+the ResNet space, for which no networks were trained alone, it tells the mean accuracy and loss of random widths.
+``read`` scores one supernet in several ways: batches of several sizes for batch norm's statistics, one side or both,
+the mean of scores or of logits. Each runs on one core in a few minutes; lines already in ``--out`` are skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ FULL = {"mobilenet": (16, 96, 96, 96, 32, 192, 128), "resnet": (32, 32, 32, 64, 
 FEATURES = {"mobilenet": 6, "resnet": 4}
 """The variable that the classifier sums up; its features are an eighth of the benchmark's unless a setting says."""
 BUILD = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
-TRAIN, HELD_OUT, NETWORKS, EPOCHS, BATCH = 14_000, 6_000, 120, 8, 128
+TRAIN, HELD_OUT, SCORED, NETWORKS, EPOCHS, BATCH = 14_000, 6_000, 4_000, 120, 8, 128
 
 
 @dataclass(frozen=True)
@@ -135,16 +137,17 @@ def attempt(args: argparse.Namespace) -> None:
     for setting in args.settings:
         if setting in done:
             continue
-        method, *more = setting.split(":")
-        of, _, name = method.rpartition("/")
-        given = {key: float(value) for key, value in (text.split("=") for text in more)}
         started = time.process_time()
-        net = supernet(of or "mobilenet", name, given, train)
+        net = supernet(setting, train)
         drawn = net.space.sample(np.random.default_rng(99), NETWORKS)
         widths = np.array([r["widths"] for r in rows]) * net.space.max // FULL["mobilenet"] if rows else drawn
         seconds = time.process_time() - started
-        scores = Evaluator(net, list(zip(held_out.x[:4000].split(2000), held_out.y[:4000].split(2000), strict=True)))
-        found = scores.score(widths)
+        if args.what == "read":
+            for reading, figures in readings(net, held_out, widths, truth):
+                add(args.out, {"setting": setting, "reading": reading, **figures, **provenance()})
+                print(reading, figures, flush=True)
+            continue
+        found = Evaluator(net, scored(held_out, 2000)).score(widths)
         row = {
             "setting": setting,
             "networks": len(rows),
@@ -164,28 +167,61 @@ def compared(found: Scores, truth: NDArray[np.float64], widths: NDArray[np.int64
     additive = levels @ np.linalg.lstsq(levels, found.score, rcond=None)[0]
     return {
         "kendall_additive": float(kendalltau(additive, truth).statistic),
-        "kendall": float(kendalltau(found.score, truth).statistic),
-        "kendall_by_loss": float(kendalltau(-found.loss, truth).statistic),
+        **correlated(found.score, found.loss, truth),
         "pearson_by_loss": float(pearsonr(-found.loss, truth).statistic),
     }
 
 
-def supernet(of: str, name: str, given: dict[str, float], train: Images) -> Supernet:
-    """The trained supernet of a method; the settings of its strategy and recipe have their names."""
+def scored(held_out: Images, batch: int) -> list[tuple[Tensor, Tensor]]:
+    """The images that supernets are scored on, in batches."""
+    return list(zip(held_out.x[:SCORED].split(batch), held_out.y[:SCORED].split(batch), strict=True))
+
+
+def readings(
+    net: Supernet, held_out: Images, widths: NDArray[np.int64], truth: NDArray[np.float64]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Ways to score ``widths`` (n, L), and the correlations of each with ``truth`` (n,)."""
+    for batch in (SCORED // 32, SCORED // 8, SCORED // 2, SCORED):
+        found = Evaluator(net, scored(held_out, batch)).score(widths)
+        yield f"both sides, batches of {batch}", correlated(found.score, found.loss, truth)
+    for side, name in enumerate(net.sides):
+        score, loss = (found.by_side[measure][:, side] for measure in ("score", "loss"))
+        yield f"{name} side, batches of {SCORED}", correlated(score, loss, truth)
+    x, y = scored(held_out, SCORED)[0]
+    with torch.no_grad():
+        logits = torch.stack([(net(x, row, "left") + net(x, row, "right")) / 2 for row in widths])
+    accuracy = (logits.argmax(2) == y).double().mean(1).numpy()
+    losses = np.array([float(F.cross_entropy(one, y)) for one in logits])
+    yield f"mean of both sides' logits, batches of {SCORED}", correlated(accuracy, losses, truth)
+
+
+def correlated(score: NDArray[np.float64], loss: NDArray[np.float64], truth: NDArray[np.float64]) -> dict[str, float]:
+    return {
+        "kendall": float(kendalltau(score, truth).statistic),
+        "kendall_by_loss": float(kendalltau(-loss, truth).statistic),
+    }
+
+
+def supernet(setting: str, train: Images) -> Supernet:
+    """The trained supernet of ``[resnet/]METHOD:NAME=VALUE:...``, names being those of its strategy and recipe."""
+    head, *more = setting.split(":")
+    of, _, name = head.rpartition("/")
+    given = {key: float(value) for key, value in (text.split("=") for text in more)}
     method, seed = METHODS[name], int(given.get("seed", 0))
     sandwich = bool(given.get("sandwich", method.strategy.sandwich))
     strategy = replace(method.strategy, extremes=given.get("extremes", 0.0), sandwich=sandwich)
-    kept: dict[str, Any] = {key: given[key] for key in ("lr", "head", "weight_decay", "ema") if key in given}
+    kept: dict[str, Any] = {key: given[key] for key in ("lr", "warmup", "head", "weight_decay", "ema") if key in given}
     recipe = Optimisation(epochs=int(given.get("epochs", 6)), **kept)
     torch.manual_seed(seed)
-    net = Supernet(space(of, bool(given.get("fan_out")), int(given.get("features", 0))), method.principle)
+    network = space(of or "mobilenet", bool(given.get("fan_out")), int(given.get("features", 0)))
+    net = Supernet(network, method.principle)
     train_supernet(net, train, SupernetTraining(strategy, recipe, seed=seed))
     return net
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["alone", "try"])
+    parser.add_argument("what", choices=["alone", "try", "read"])
     parser.add_argument("settings", nargs="*")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -60,8 +60,8 @@ def test_yaml_gives_the_same_recipe_back(**drawn: Any) -> None:
 
 
 def test_a_group_that_is_given_in_part_keeps_the_recipes_other_defaults() -> None:
-    recipe = Recipe.parse({**LEAST, "retrain": {"epochs": 7}})
-    assert recipe.retrain == Optimisation(epochs=7, weight_decay=5e-4, head=64)
+    recipe = Recipe.parse({**LEAST, "supernet": {"epochs": 7}, "retrain": {"epochs": 7}})
+    assert recipe.supernet == recipe.retrain == Optimisation(epochs=7, weight_decay=5e-4, head=64)
 
 
 def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:

@@ -60,6 +60,7 @@ class RankConfig:
     epochs: int = 26
     seed: int = 0
     lr: float = 0.1
+    warmup: float = 0.0
     head: float = 0.0
     weight_decay: float = 0.0
     ema: float = 0.0
@@ -182,6 +183,7 @@ def _train(
     recipe = Optimisation(
         epochs=config.epochs,
         lr=config.lr,
+        warmup=config.warmup,
         head=config.head,
         weight_decay=config.weight_decay,
         ema=config.ema,

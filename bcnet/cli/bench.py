@@ -72,6 +72,8 @@ def rank_space(
         "runs/rank"
     ),
     lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
+    warmup: Annotated[float, typer.Option(help="Epochs over which the rate rises.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of the supernet.")] = 0.0,
     head: Annotated[float, typer.Option(help="Keep the classifier's rate to this / its features; 0: do not.")] = 0.0,
     batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
     complement: Annotated[bool | None, typer.Option(help="Ablation: train the complement too, or not.")] = None,
@@ -104,8 +106,8 @@ def rank_space(
         raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     first = RankConfig(
-        space, method, epochs, lr=lr, head=head, bf16=where != "cpu", complement=complement, sides=sides,
-        extremes=extremes, base=base, images=images, model=model, groups=groups,
+        space, method, epochs, lr=lr, warmup=warmup, weight_decay=weight_decay, head=head, bf16=where != "cpu",
+        complement=complement, sides=sides, extremes=extremes, base=base, images=images, model=model, groups=groups,
     )  # fmt: skip
     configs = [replace(first, seed=n) for n in numbers]
     loaded = ChannelBench.load(bench_space(first) if model else space, path)
