@@ -1,6 +1,6 @@
 """MobileNetV2 on CIFAR-10: what a search finds against uniform scaling and the best of random networks.
 
-    python benchmarks/cifar10.py --data cifar10:DIR --runs DIR --out FILE [--epochs 8] [--supernet-epochs 12] ...
+    python benchmarks/cifar10.py --data cifar10:DIR --runs DIR --out FILE [--supernet epochs=8] [--retrain lr=0.1] ...
 
 Every budget and seed is a run of `bcnet` in a folder of its own under ``--runs``; the budgets of a seed share one
 supernet. Jobs run one after the other (on an H200 several processes only share the GPU). FILE is written anew after
@@ -34,6 +34,10 @@ PUBLISHED = {
 }
 """Widths the paper's authors published, by budget; these have 44.3M FLOPs."""
 
+SUPERNET = {"epochs": 8, "lr": 0.4, "warmup": 1.0, "weight_decay": 1e-3, "head": HEAD}
+RETRAIN = {"epochs": 6, "lr": 0.1, "warmup": 1.0, "weight_decay": 5e-4, "head": HEAD}
+"""How the paper's trainings are shortened."""
+
 THREADS = 2
 
 
@@ -66,21 +70,9 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
         round_to=args.round_to,
         budgets=[f"flops={budget}"],
         strategy={"extremes": args.extremes},
-        supernet={
-            **asdict(paper.supernet),
-            "epochs": args.supernet_epochs,
-            "lr": args.supernet_lr,
-            "head": args.head,
-            "bf16": args.bf16,
-        },
+        supernet={**asdict(paper.supernet), "bf16": args.bf16, **SUPERNET, **dict(args.supernet)},
         search={"evaluations": args.evaluations},
-        retrain={
-            **asdict(paper.retrain),
-            "epochs": args.epochs,
-            "head": args.head,
-            "weight_decay": 5e-4,
-            "bf16": args.bf16 and not args.tf32,
-        },
+        retrain={**asdict(paper.retrain), "bf16": args.bf16, **RETRAIN, **dict(args.retrain)},
         compare=["uniform", "random"],
         random={"networks": args.random_networks, "epochs": args.random_epochs},
         checkpoint_minutes=1000,
@@ -124,6 +116,12 @@ def collected(runs: Path, origin: dict[str, Any]) -> dict[str, Any]:
     return {**origin, "runs": rows}
 
 
+def setting(text: str) -> tuple[str, Any]:
+    """A setting of a training, as in ``epochs=8``."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
@@ -137,15 +135,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=20)
     parser.add_argument("--base", type=int, default=3)
     parser.add_argument("--round-to", type=int, default=8)
-    parser.add_argument("--supernet-epochs", type=int, default=12)
-    parser.add_argument("--supernet-lr", type=float, default=0.4)
-    parser.add_argument("--head", type=float, default=HEAD, help="of supernet and retraining, 0: none")
-    parser.add_argument("--extremes", type=float, default=0.5)
+    parser.add_argument("--supernet", type=setting, nargs="*", default=[], help=f"settings other than {SUPERNET}")
+    parser.add_argument("--extremes", type=float, default=0.0)
     parser.add_argument("--evaluations", type=int, default=240)
-    parser.add_argument("--epochs", type=int, default=8, help="of retraining")
+    parser.add_argument("--retrain", type=setting, nargs="*", default=[], help=f"settings other than {RETRAIN}")
     parser.add_argument("--random-networks", type=int, default=20)
     parser.add_argument("--random-epochs", type=int, default=1)
-    parser.add_argument("--tf32", action="store_true", help="retrain in TF32, not in bf16")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=float, default=float("inf"))
     args = parser.parse_args()

@@ -150,6 +150,15 @@ def classifier(trained: dict[str, Any]) -> list[str]:
     ]
 
 
+def warmup(training: dict[str, Any]) -> str:
+    return f" after {training['warmup']:g} epochs of rising" if training["warmup"] else ""
+
+
+def extremes(strategy: dict[str, Any]) -> str:
+    share = strategy["extremes"]
+    return f"{share:.0%} of the steps train the widest network and the narrowest. " if share else ""
+
+
 def settings(data: dict[str, Any]) -> list[str]:
     runs: list[Run] = data["runs"]
     r = runs[0]["recipe"]
@@ -162,15 +171,14 @@ def settings(data: dict[str, Any]) -> list[str]:
         f"  {r['base'] / r['groups']:.0%} to 100 % of its channels, in multiples of {r['round_to']} as in all networks",
         f"  here; {trained['epochs']} epochs of",
         f"  {50_000 - held:,.0f} images in batches of {r['loading']['batch_size']}, four paths a step, SGD with a",
-        f"  cosine from {trained['lr']} to {trained['final_lr']}, weight decay {trained['weight_decay']}; of the steps",
-        f"  {r['strategy']['extremes']:.0%} train the widest network and the narrowest. One supernet serves both",
-        "  budgets of a seed.",
+        f"  cosine from {trained['lr']} to {trained['final_lr']}{warmup(trained)}, weight decay",
+        f"  {trained['weight_decay']}. {extremes(r['strategy'])}One supernet serves both budgets of a seed.",
         f"- **Search**: evolution from the prior, {r['search']['evaluations']} widths scored on the other {held:,.0f}",
         "  training images (mean of both sides, batch statistics). Test images were not looked at.",
         f"- **Retraining**, the same for all networks: {retrained['epochs']} epochs of all 50,000 training images from",
-        f"  scratch, batches of {r['loading']['batch_size']}, cosine from {retrained['lr']}, weight decay",
-        f"  {retrained['weight_decay']}, random crops and flips, bf16, no teacher. The accuracy is that of the",
-        "  last epoch on the 10,000 test images (all images re-encoded as JPEG, quality 95). The paper: 500 epochs.",
+        f"  scratch, batches of {r['loading']['batch_size']}, cosine from {retrained['lr']}{warmup(retrained)},",
+        f"  weight decay {retrained['weight_decay']}, random crops and flips, bf16, no teacher. The accuracy is that of",
+        "  the last epoch on the 10,000 test images (all images re-encoded as JPEG, quality 95). The paper: 500 epochs.",
         f"- **`random`**: {random['networks']} networks drawn within the budget, trained for {random['epochs']} of the",
         "  epochs, the best on the held-out images trained to the end. **`uniform`**: all layers scaled by one factor,",
         "  the largest that holds the budget. **The paper's widths** are those its authors published for 44M.",

@@ -102,3 +102,16 @@ def test_a_search_comes_after_its_supernet_and_a_network_after_its_search() -> N
             assert place[module.Job("146M", seed, "train")] < place[search] < place[module.Job(budget, seed, "found")]
     assert [job for job in jobs if job.work == "train"] == [module.Job("146M", seed, "train") for seed in (0, 1)]
     assert {job.budget for job in jobs if job.work == "published"} == {"44M"}
+
+
+def test_the_trainings_take_other_settings() -> None:
+    module = script("cifar10")
+    given = [module.setting(text) for text in ("epochs=3", "lr=0.2")]
+    args = Namespace(
+        data="digits", val_fraction=0.1, batch=64, groups=4, base=1, round_to=8, extremes=0.0, supernet=given, bf16=False,
+        evaluations=10, retrain=[("ema", 0.9)], random_networks=2, random_epochs=1,
+    )  # fmt: skip
+    recipe = module.recipe(args, "44M", 1)
+    assert (recipe.supernet.epochs, recipe.supernet.lr) == (3, 0.2)
+    assert recipe.supernet.weight_decay == module.SUPERNET["weight_decay"]
+    assert (recipe.retrain.epochs, recipe.retrain.ema) == (module.RETRAIN["epochs"], 0.9)
