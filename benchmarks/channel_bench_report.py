@@ -44,7 +44,10 @@ def predictors(folder: Path) -> dict[str, Any]:
 
 FAN_OUT = ("e27ea6b", "315dc73")
 """Commits at which the benchmark's networks drew their weights by fan-out."""
-SWITCHES = ("lr", "warmup", "head", "weight_decay", "ema", "complement", "sides", "draws", "extremes", "base", "engine")
+SWITCHES = (
+    "lr", "warmup", "head", "weight_decay", "ema",
+    "complement", "sides", "draws", "sandwich", "extremes", "base", "engine",
+)  # fmt: skip
 USUAL = (None, 0.0, "auto")
 AUTHORS = {"bc": "0.30 to 0.54", "autoslim": "0.66"}
 """Kendall of the scores the authors published, on MobileNet, as the project's design notes record it."""

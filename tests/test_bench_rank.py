@@ -164,6 +164,12 @@ def test_ablations(config: RankConfig, table: ChannelBench) -> None:
     assert "accuracy_right" in report["held_out"]
 
 
+def test_a_taught_bilateral_supernet_has_as_many_paths_as_the_others(config: RankConfig, table: ChannelBench) -> None:
+    report = rank(replace(config, method="bcv2-alternate", sandwich=True), data(), table)
+    assert report["paths_per_step"] == 4
+    assert "accuracy_right" in report["held_out"]
+
+
 def test_interpolation_is_adaptive_pooling_over_channels() -> None:
     x = torch.randn(2, 5, 3, 3)
     rows = torch.nn.functional.adaptive_avg_pool1d(x.permute(0, 2, 3, 1).reshape(18, 1, 5), 12)

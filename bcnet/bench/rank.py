@@ -51,8 +51,9 @@ class RankConfig:
     which ``bcnet bench build`` made a table; ``space`` is then a name for it.
     ``images`` are scored of the held-out part and, with ``on_test``, of the test set each (0: all), in batches of
     ``score_batch`` (0: the data's own) whose statistics a path uses. ``average`` also scores the mean of logits.
-    ``complement``, ``sides``, ``draws``, ``extremes`` and ``base`` override the method's own, for ablations; with
-    ``base`` 2 the narrowest quarter of every variable is left out, and so are the table's networks that use it.
+    ``complement``, ``sides``, ``draws``, ``sandwich``, ``extremes`` and ``base`` override the method's own, for
+    ablations; with ``base`` 2 the narrowest quarter of every variable is left out, and so are the table's networks that
+    use it.
     """
 
     space: str = "mobilenet"
@@ -68,6 +69,7 @@ class RankConfig:
     complement: bool | None = None
     sides: str | None = None
     draws: int | None = None
+    sandwich: bool | None = None
     extremes: float | None = None
     base: int = 1
     average: bool = False
@@ -104,7 +106,7 @@ class RankConfig:
             changes["complement"] = self.complement
             if not self.complement and method.strategy.complement:
                 changes["draws"] = 2 * method.strategy.draws
-        given = {name: getattr(self, name) for name in ("sides", "draws", "extremes")}
+        given = {name: getattr(self, name) for name in ("sides", "draws", "sandwich", "extremes")}
         changes |= {name: value for name, value in given.items() if value is not None}
         return Method(method.principle, replace(method.strategy, **changes))
 

@@ -78,6 +78,9 @@ def rank_space(
     batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
     complement: Annotated[bool | None, typer.Option(help="Ablation: train the complement too, or not.")] = None,
     sides: Annotated[str | None, typer.Option(help="Ablation: both, alternate or left.")] = None,
+    sandwich: Annotated[
+        bool | None, typer.Option(help="Ablation: the widest network teaches the others, or not.")
+    ] = None,
     extremes: Annotated[
         float | None, typer.Option(help="Share of the steps that train the widest network and the narrowest.")
     ] = None,
@@ -107,7 +110,8 @@ def rank_space(
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     first = RankConfig(
         space, method, epochs, lr=lr, warmup=warmup, weight_decay=weight_decay, head=head, bf16=where != "cpu",
-        complement=complement, sides=sides, extremes=extremes, base=base, images=images, model=model, groups=groups,
+        complement=complement, sides=sides, sandwich=sandwich, extremes=extremes, base=base, images=images,
+        model=model, groups=groups,
     )  # fmt: skip
     configs = [replace(first, seed=n) for n in numbers]
     loaded = ChannelBench.load(bench_space(first) if model else space, path)
