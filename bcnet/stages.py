@@ -160,6 +160,7 @@ def find(run: Run) -> None:
             "evaluations": len(result.trials),
             "hits": result.hits,
             "prior": None if result.prior is None else result.prior.to_dict(),
+            "ranked_by": r.rank_by,
             "supernet": scores,
             "notes": notes,
             "seconds": time.monotonic() - start,
@@ -168,8 +169,10 @@ def find(run: Run) -> None:
 
 
 def _tell_search(run: Run, state: SearchProgress) -> None:
-    best = {} if state.best is None or state.best.score is None else {"best": state.best.score}
-    figures = {"generation": state.generation, "hits": state.hits, **best}
+    figures: dict[str, float] = {"generation": state.generation, "hits": state.hits}
+    if state.best is not None and state.best.score is not None:
+        best = state.best.score
+        figures |= {"best": best} if run.recipe.rank_by == "score" else {"lowest loss": -best}
     run.listener.step("search", state.evaluations, state.most_evaluations, figures)
 
 
@@ -179,7 +182,9 @@ def _evaluator(run: Run) -> tuple[Evaluator, dict[str, float]]:
     for parts in (1, 2, 4, 8, 16, 32, 64):
         batches = [part for batch in _scoring_batches(run) for part in _chunks(batch, parts)]
         try:
-            evaluator = Evaluator(net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16)
+            evaluator = Evaluator(
+                net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16, run.recipe.rank_by
+            )
             evaluator(run.space.max)
             named = {"full": run.full, "uniform": run.limits.uniform()}
             return evaluator, {name: evaluator(widths) for name, widths in named.items()}

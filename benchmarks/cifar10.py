@@ -71,6 +71,7 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
         budgets=[f"flops={budget}"],
         strategy={"extremes": args.extremes},
         supernet={**asdict(paper.supernet), "bf16": args.bf16, **SUPERNET, **dict(args.supernet)},
+        rank_by="loss",
         search={"evaluations": args.evaluations},
         retrain={**asdict(paper.retrain), "bf16": args.bf16, **RETRAIN, **dict(args.retrain)},
         compare=["uniform", "random"],
@@ -106,7 +107,7 @@ def collected(runs: Path, origin: dict[str, Any]) -> dict[str, Any]:
         if run.done("train"):
             row["supernet"] = {k: v for k, v in run.read("train").items() if k != "version"}
         if run.done("search"):
-            kept = ("best", "evaluations", "supernet", "prior", "notes", "seconds")
+            kept = ("best", "ranked_by", "evaluations", "supernet", "prior", "notes", "seconds")
             row["search"] = {k: run.read("search")[k] for k in kept}
         for name in NETWORKS:
             if run.done(f"retrain/{name}"):
@@ -137,7 +138,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--round-to", type=int, default=8)
     parser.add_argument("--supernet", type=setting, nargs="*", default=[], help=f"settings other than {SUPERNET}")
     parser.add_argument("--extremes", type=float, default=0.0)
-    parser.add_argument("--evaluations", type=int, default=240)
+    parser.add_argument("--evaluations", type=int, default=480)
     parser.add_argument("--retrain", type=setting, nargs="*", default=[], help=f"settings other than {RETRAIN}")
     parser.add_argument("--random-networks", type=int, default=20)
     parser.add_argument("--random-epochs", type=int, default=1)

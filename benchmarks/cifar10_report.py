@@ -96,8 +96,16 @@ def verdict(budget: str, runs: list[Run]) -> str:
     return f"At {name}, {words}{printed}{beside}."
 
 
+def by_loss(run: Run) -> bool:
+    """Whether the search ranked by loss; results that do not say are from before it could."""
+    return bool(run["search"].get("ranked_by", "score") == "loss")
+
+
 def supernet_table(runs: list[Run]) -> list[str]:
+    by = "Loss" if any(by_loss(run) for run in runs if "search" in run) else "Accuracy"
     lines = [
+        f"{by} on the held-out training images, by which the search ranks.",
+        "",
         "| budget | seed | found | uniform | full network | evaluations | supernet s | search s |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
@@ -109,7 +117,7 @@ def supernet_table(runs: list[Run]) -> list[str]:
         cells = [
             run["budget"].removeprefix("flops="),
             str(run["seed"]),
-            *(f"{100 * s:.2f} %" for s in scores),
+            *(f"{-s:.4f}" if by_loss(run) else f"{100 * s:.2f} %" for s in scores),
             str(search["evaluations"]),
             f"{run['supernet']['seconds']:.0f}",
             f"{search['seconds']:.0f}",
@@ -209,7 +217,7 @@ def page(data: dict[str, Any]) -> str:
     ]
     for budget, these in by_budget.items():
         lines += [f"## {budget.removeprefix('flops=')} FLOPs", "", *accuracy_table(budget, these), "", *absent(these)]
-    lines += [*settings(data), "", "## What the supernet said", "", "Accuracy on the held-out training images.", ""]
+    lines += [*settings(data), "", "## What the supernet said", ""]
     lines += [*supernet_table([run for these in by_budget.values() for run in these]), ""]
     for budget, these in by_budget.items():
         lines += [f"## Widths at {budget.removeprefix('flops=')}", "", *width_table(these), ""]

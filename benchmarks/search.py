@@ -1,6 +1,7 @@
 """Measures the search: regret on the released tables, the prior's program, the prior population, overhead.
 
     python benchmarks/search.py --table DIR [regret|held-out|program|population|overhead ...] [--only NAME ...]
+    python benchmarks/search.py --table DIR supernets --only FILE ...  (the scores.npz that `bcnet bench rank` wrote)
 
 Writes docs/results/search.json, part by part, so that parts can be measured one at a time; then
 benchmarks/search_report.py writes docs/results/search.md and the plots from it.
@@ -14,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # all times are of one core
 
 import argparse
 import json
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from bcnet.bench.table import ChannelBench
+from bcnet.errors import BcnetError
 from bcnet.provenance import provenance
 from bcnet.search import Limits, LossLog, SearchConfig, SearchResult, TrialStore, prior_population, search
 from bcnet.search.program import PriorProgram
@@ -40,6 +43,7 @@ from bcnet.zoo import MODELS, build
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "search.json"
 SPACES, BUDGETS = ("mobilenet", "resnet"), (25, 50, 75)
 SEEDS, EVALUATIONS = 20, 2000
+SUPERNET_SEEDS, SUPERNET_EVALUATIONS = 5, 240
 POINTS = (40, 80, 120, 160, 200, 280, 400, 560, 800, 1120, 1600, 2000)
 CONFIGS = {
     "evolution": SearchConfig(),
@@ -137,6 +141,40 @@ def held_out_case(folder: Path, space: str, percent: int, name: str) -> dict[str
 
 def held_out(folder: Path, only: list[str]) -> dict[str, Any]:
     return {"cases": _cases(held_out_case, folder, only or list(HELD_OUT))}
+
+
+def supernets_case(folder: Path, file: str, percent: int) -> dict[str, Any]:
+    """Search by a supernet's accuracy and by its loss, judge by the table."""
+    name = re.sub("-(images|on_test|score_batch)[^-]*", "", Path(file).stem)
+    table = ChannelBench.load(name.split("-")[0], folder)
+    at = table.space.index(table.space.all_widths())
+    stored = np.load(file)
+    flops = table.costs["flops"]
+    top = table.mean[flops <= percent / 100 * flops.max()].max()
+    if not np.allclose(table.mean[at], stored["truth"]):
+        raise BcnetError(f"{file} was made with another table")
+    rows: dict[str, list[float]] = {}
+    for by, sign in (("accuracy", 1), ("loss", -1)):
+        scores = np.empty(len(at))
+        scores[at] = sign * stored[f"held_out_{by}"].mean(0)
+
+        def score(widths: Widths, scores: NDArray[np.float64] = scores) -> float:
+            return float(scores[table.space.index(widths)])
+
+        rows[by] = []
+        for seed in range(SUPERNET_SEEDS):
+            config = SearchConfig(seed=seed, evaluations=SUPERNET_EVALUATIONS)
+            result = search(table.space, score, [f"flops={percent}%"], config=config)
+            found = int(table.space.index(np.array(found_after(result, SUPERNET_EVALUATIONS))))
+            rows[by].append(float(top - table.mean[found]))
+    return {"space": table.space.name, "percent": percent, "name": name, **rows}
+
+
+def supernets(folder: Path, only: list[str]) -> dict[str, Any]:
+    jobs = list(product([folder], only, BUDGETS))
+    with ProcessPoolExecutor(2) as pool:
+        cases = list(pool.map(supernets_case, *zip(*jobs, strict=True)))
+    return {"evaluations": SUPERNET_EVALUATIONS, "seeds": SUPERNET_SEEDS, "cases": cases}
 
 
 def _cases(measure: Callable[..., dict[str, Any]], folder: Path, names: list[str]) -> list[dict[str, Any]]:
@@ -252,6 +290,7 @@ PARTS: dict[str, Callable[[Path, list[str]], dict[str, Any]]] = {
     "program": program,
     "population": population,
     "overhead": overhead,
+    "supernets": supernets,
 }
 
 
@@ -266,12 +305,12 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all of them where left out")
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all but supernets where left out")
     parser.add_argument("--table", type=Path, required=True, help="the folder of the released tables")
-    parser.add_argument("--only", nargs="*", default=[], help="strategies (regret, held-out) or models (program)")
+    parser.add_argument("--only", nargs="*", default=[], help="strategies (regret, held-out), models or files")
     options = parser.parse_args()
     data = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for part in options.parts or PARTS:
+    for part in options.parts or [name for name in PARTS if name != "supernets"]:
         start = time.perf_counter()
         found = merged(data.get(part, {}), PARTS[part](options.table, options.only))
         facts = provenance(packages=("numpy", "scipy", "pymoo"))

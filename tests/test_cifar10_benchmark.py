@@ -91,6 +91,15 @@ def test_the_page_says_what_was_not_run() -> None:
     assert "Not run yet: `random` of seed 1.\n" in text
 
 
+def test_a_search_by_loss_shows_losses() -> None:
+    ranked = run(0, {"found": 0.9, "uniform": 0.89})
+    ranked["search"] |= {"ranked_by": "loss", "best": {"score": -1.21}, "supernet": {"uniform": -1.25, "full": -1.1}}
+    text = "\n".join(script("cifar10_report").supernet_table([ranked]))
+    assert text.startswith("Loss on the held-out training images, by which the search ranks.")
+    assert "| 44M | 0 | 1.2100 | 1.2500 | 1.1000 |" in text
+    assert "| 44M | 0 | 71.00 % | 70.00 % | 80.00 % |" in page({"found": 0.9, "uniform": 0.89})
+
+
 def test_a_search_comes_after_its_supernet_and_a_network_after_its_search() -> None:
     module = script("cifar10")
     works = ["random", "found", "search", "train", "published"]

@@ -78,6 +78,15 @@ def test_the_score_is_the_mean_of_both_sides(net: Supernet) -> None:
     assert (scores.by_side["loss"][:, 0] != scores.by_side["loss"][:, 1]).any()
 
 
+def test_it_ranks_by_score_or_by_loss(net: Supernet) -> None:
+    widths = toy.some_widths(net, 4)
+    by_score, by_loss = (Evaluator(net, validation([32]), by=by) for by in ("score", "loss"))
+    found = by_score.score(widths)
+    assert by_score.score_many(widths).tolist() == found.score.tolist()
+    assert by_loss.score_many(widths).tolist() == (-found.loss).tolist()
+    assert by_loss(widths[1]) == -found.loss[1]
+
+
 def test_one_side_where_the_principle_has_one() -> None:
     scores = Evaluator(toy.supernet("ua"), validation([32])).score(toy.space().max)
     assert scores.by_side["score"].shape == (1, 1)

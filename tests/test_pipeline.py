@@ -69,8 +69,9 @@ def test_the_search_used_the_prior_and_every_trial_is_stored(finished: Run) -> N
 
 def test_the_supernet_of_the_folder_gives_the_scores_of_the_search(finished: Run) -> None:
     torch.set_num_threads(1)
-    score = Evaluator(finished.supernet(), finished.data.val.batches(0), finished.task)
+    score = Evaluator(finished.supernet(), finished.data.val.batches(0), finished.task, by="loss")
     found = finished.read("search")
+    assert found["ranked_by"] == "loss"
     assert score(found["best"]["widths"]) == found["best"]["score"]
     assert score(finished.full) == found["supernet"]["full"]
 

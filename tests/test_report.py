@@ -85,6 +85,24 @@ def test_front_and_progress_are_those_of_the_trials():
     assert front["y"][-1] == pytest.approx(max(100 * t.score for t in data.trials))
 
 
+def test_losses_of_a_supernet_are_drawn_downwards():
+    data = example(ranked_by="loss", supernet_scores={"full": -0.3, "uniform": -0.9})
+    data = replace(data, trials=tuple(replace(t, score=t.score - 1) for t in data.trials))
+    data = replace(data, chosen=next(t for t in data.trials if t.number == data.chosen.number))
+    front, progress = charts.front(data), charts.progress(data)
+    for chart in (front, progress):
+        assert chart["layout"]["yaxis"] == {"title": {"text": "loss in the supernet"}, "autorange": "reversed"}
+    edge = next(t for t in front["data"] if t["name"] == "Pareto front")
+    assert edge["y"] == sorted(edge["y"], reverse=True)
+    assert min(edge["y"]) > 0
+    best = next(t for t in progress["data"] if t["name"] == "best so far")
+    assert best["y"][-1] == pytest.approx(-data.chosen.score)
+    assert "%" not in best["hovertemplate"].removeprefix("after %{x}: %{y:.4g}")
+    lower = -0.9 - data.chosen.score
+    text = f"its loss in the supernet is {abs(lower):.3g} {'above' if lower > 0 else 'below'} that of uniform scaling."
+    assert text in render(data)
+
+
 def test_fairness_is_flat_for_bcv2_and_falls_for_ua():
     ours, ua = charts.fairness(example(variables=1))["data"]
     assert len(set(ours["y"])) == 1

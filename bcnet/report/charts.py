@@ -128,7 +128,7 @@ def front(data: ReportData) -> Figure:
     return _figure(
         traces,
         xaxis={"title": {"text": words.COSTS.get(name, name)}, "tickformat": "~s", "ticksuffix": unit},
-        yaxis={"title": {"text": f"{data.metric} in the supernet{_in_percent(data)}"}},
+        yaxis=_supernet_axis(data),
         shapes=[_line({"x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}, "--mute")],
         annotations=[_label(escape(data.first_budget.text), x=limit, y=0, yref="paper", xanchor="left", xshift=5)],
     )
@@ -161,7 +161,7 @@ def progress(data: ReportData) -> Figure:
     return _figure(
         traces,
         xaxis={"title": {"text": "widths scored"}, "rangemode": "tozero", "showgrid": False},
-        yaxis={"title": {"text": f"{data.metric} in the supernet{_in_percent(data)}"}},
+        yaxis=_supernet_axis(data),
         shapes=shapes,
         annotations=labels,
     )
@@ -309,16 +309,22 @@ def _thinned(trials: Sequence[Trial]) -> Sequence[Trial]:
 
 
 def _score(data: ReportData, value: float | None) -> float:
+    """What the supernet gave for widths, as it is shown: a loss stands behind its negation."""
     assert value is not None
+    if data.ranked_by == "loss":
+        return -value
     return 100 * value if data.percent else value
 
 
 def _percent(data: ReportData) -> str:
-    return "%" if data.percent else ""
+    return "%" if data.percent and data.ranked_by == "score" else ""
 
 
-def _in_percent(data: ReportData) -> str:
-    return " (%)" if data.percent else ""
+def _supernet_axis(data: ReportData) -> Figure:
+    """Up is better, so an axis of losses is turned over."""
+    if data.ranked_by == "loss":
+        return {"title": {"text": "loss in the supernet"}, "autorange": "reversed"}
+    return {"title": {"text": f"{data.metric} in the supernet{' (%)' if data.percent else ''}"}}
 
 
 def _unit(name: str) -> tuple[str, float]:

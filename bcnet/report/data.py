@@ -47,7 +47,8 @@ class ReportData:
     """Everything a report shows. ``networks`` are by name, of :data:`NAMES`; ``full`` and ``found`` must be there.
 
     ``full_widths`` (L,) are those of the original; ``supernet_scores`` what the supernet gave for ``full`` and
-    ``uniform``; ``percent`` says that scores are shares, shown in percent; ``facts`` and ``notes`` are for people.
+    ``uniform``; ``ranked_by`` says whether these and the trials' are scores or negated losses; ``percent`` that scores
+    are shares, shown in percent; ``facts`` and ``notes`` are for people.
     """
 
     model: str
@@ -69,6 +70,7 @@ class ReportData:
     command: str
     repeat: str
     facts: Mapping[str, str]
+    ranked_by: str = "score"
     notes: tuple[str, ...] = ()
     export: Mapping[str, Any] | None = field(default=None)
 
@@ -132,6 +134,7 @@ def _assembled(
         command=shlex.join(run["command"]),
         repeat=_IN_PYTHON if in_python else f"bcnet run --recipe {shlex.quote(str(folder.path('recipe.yaml')))}",
         facts=_facts(run, train, search),
+        ranked_by=search["ranked_by"],
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,
     )

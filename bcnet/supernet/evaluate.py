@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -55,7 +56,8 @@ class Evaluator:
 
     ``batches`` is a source, which is loaded anew as often as needed (validation data of any size), or batches
     that are kept. ``recalibrate`` are some training batches for batch-norm statistics; without them the scoring
-    batches' own statistics count. Several processes must be given the same batches and ask for the same widths.
+    batches' own statistics count. Called, it ranks by the task's ``score`` or by its ``loss``, which few images tell
+    more surely. Several processes must be given the same batches and ask for the same widths.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class Evaluator:
         task: Task | None = None,
         recalibrate: Iterable[Batch] = (),
         bf16: bool = False,
+        by: Literal["score", "loss"] = "score",
     ):
-        self.net, self.task, self.bf16 = net, task or Task.classification(), bf16
+        self.net, self.task, self.bf16, self.by = net, task or Task.classification(), bf16, by
         self.device = next(net.parameters()).device
         self.batches: Source | Kept = self._kept(batches) if isinstance(batches, Iterable) else batches
         self.recalibrate = self._kept(recalibrate)
@@ -77,12 +80,13 @@ class Evaluator:
         self._checked = False
 
     def __call__(self, widths: ArrayLike) -> float:
-        """The score of one widths (L,): the mean of both sides, higher is better."""
-        return float(self.score(np.asarray(widths)[None]).score[0])
+        """What one widths (L,) is ranked by, score or negated loss: the mean of both sides, higher is better."""
+        return float(self.score_many(np.asarray(widths)[None])[0])
 
     def score_many(self, widths: ArrayLike) -> Floats:
-        """The scores of widths (n, L): (n,)."""
-        return self.score(widths).score
+        """What widths (n, L) are ranked by: (n,)."""
+        found = self.score(widths)
+        return found.score if self.by == "score" else -found.loss
 
     def score(self, widths: ArrayLike, progress: Callable[[int, int], None] | None = None) -> Scores:
         """Everything known about widths (n, L). ``progress`` is called with (done, all), counting widths."""
