@@ -110,6 +110,24 @@ def test_shrinking_ends_feasible_and_never_widens(seed: int, percent: float) -> 
     assert (shrunk[kept] == index[kept]).all()
 
 
+@given(st.integers(5, 100))
+def test_candidates_about_the_uniform_scaling_leave_no_room_for_another(percent: int) -> None:
+    limits = Limits(SPACE, COSTS, [f"flops={percent}%"])
+    even, index = limits.uniform(), limits.uniform_index()
+    widths = SPACE.decode(index)
+    if not limits.feasible(even[None])[0]:
+        assert widths.tolist() == SPACE.min.tolist()
+        return
+    assert limits.feasible(widths[None])[0]
+    for n, variable in enumerate(SPACE.variables):
+        below = [c for c in variable.candidates if c <= even[n]] or [variable.min]
+        above = [c for c in variable.candidates if c >= even[n]]
+        assert widths[n] in (below[-1], above[0])
+        raised = widths.copy()
+        raised[n] = above[0]
+        assert widths[n] == above[0] or not limits.feasible(raised[None])[0]
+
+
 def test_samples_are_uniform_over_feasible_widths() -> None:
     space, costs = chain(length=2, groups=4)
     limits = Limits(space, costs, ["flops=40%"])

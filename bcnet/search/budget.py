@@ -110,9 +110,19 @@ class Limits:
             return self.space.min
 
     def uniform_index(self) -> NDArray[np.int64]:
-        """The candidates just below the widest uniform scaling that holds every budget: indices (L,)."""
-        widths = zip(self.space.variables, self.uniform(), strict=True)
-        return np.array([max(bisect_right(v.candidates, c) - 1, 0) for v, c in widths])
+        """The candidates about the widest uniform scaling that holds every budget: indices (L,).
+
+        Those just below it, then each one just above that the budgets leave room for, the nearest first.
+        """
+        pairs = list(zip(self.space.variables, self.uniform().tolist(), strict=True))
+        index = np.array([max(bisect_right(v.candidates, c) - 1, 0) for v, c in pairs])
+        between = [n for n, (v, c) in enumerate(pairs) if v.candidates[index[n]] < c < v.max]
+        gaps = {n: (pairs[n][0].candidates[index[n] + 1] - pairs[n][1]) / pairs[n][0].max for n in between}
+        for n in sorted(gaps, key=gaps.__getitem__):
+            index[n] += 1
+            if not self.feasible(self.space.decode(index)[None])[0]:
+                index[n] -= 1
+        return index
 
     def with_uniform(self, widths: Widths) -> Widths:
         """Feasible widths (n, L) after the uniform scaling: a search that starts from them is never worse than that."""
