@@ -120,8 +120,8 @@ def _supernets(data: dict[str, Any]) -> list[str]:
     by_space = {s: np.mean([v[-1] for (space, _), v in even.items() if space == s]) for s in ("mobilenet", "resnet")}
     told = [
         f"The loss finds better networks with {wins} of {len(names)} supernets. Uniform scaling, which needs none, has",
-        f"a regret of {number(by_space['mobilenet'])} in the MobileNet space and {number(by_space['resnet'])} in the ResNet",
-        "space.",
+        f"a regret of {number(by_space['mobilenet'])} in the MobileNet space and {number(by_space['resnet'])} in the",
+        "ResNet space.",
     ]
     text = [line.format(**part, facts=part["provenance"]["commit"][:10]) for line in TEXT_SUPERNETS]
     return ["## By accuracy or by loss", "", *text, "", *lines, "", *told, ""]
