@@ -87,6 +87,13 @@ def test_it_ranks_by_score_or_by_loss(net: Supernet) -> None:
     assert by_loss(widths[1]) == -found.loss[1]
 
 
+def test_scoring_keeps_its_memory_also_where_nothing_was_trained_before(net: Supernet, monkeypatch: Any) -> None:
+    calls = []
+    monkeypatch.setattr("bcnet.supernet.evaluate.tune_allocator", lambda: calls.append(1))  # without it, 2.4 x slower
+    Evaluator(net, validation([32]))
+    assert calls == [1]
+
+
 def test_one_side_where_the_principle_has_one() -> None:
     scores = Evaluator(toy.supernet("ua"), validation([32])).score(toy.space().max)
     assert scores.by_side["score"].shape == (1, 1)

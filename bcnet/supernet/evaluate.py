@@ -21,6 +21,7 @@ from bcnet.errors import BcnetError
 from bcnet.space.network import Side
 from bcnet.space.widths import Widths
 from bcnet.supernet import distributed
+from bcnet.supernet.allocator import tune_allocator
 from bcnet.supernet.supernet import Plan, Stats, Supernet
 from bcnet.task import Task
 
@@ -70,6 +71,7 @@ class Evaluator:
         by: Literal["score", "loss"] = "score",
     ):
         self.net, self.task, self.bf16, self.by = net, task or Task.classification(), bf16, by
+        tune_allocator()
         self.device = next(net.parameters()).device
         self.batches: Source | Kept = self._kept(batches) if isinstance(batches, Iterable) else batches
         self.recalibrate = self._kept(recalibrate)
