@@ -1,9 +1,11 @@
 """Writes docs/results/channel-bench.md from docs/results/channel-bench.json, which benchmarks/channel_bench.py wrote.
 
-    python benchmarks/channel_bench_report.py [--add FILE ...] [--tried FILE ...] [--stand-in FILE ...] [--table DIR]
+    python benchmarks/channel_bench_report.py [--add FILE ...] [--tried FILE ...] [--stand-in FILE ...]
+        [--readings FILE ...] [--table DIR]
 
-``--add`` takes experiments into the JSON, ``--tried`` those on the way to the recipe, ``--stand-in`` what
-benchmarks/recipe_proxy.py wrote. With the tables it also writes the predictors and the noise ceiling, once.
+``--add`` takes experiments into the JSON, ``--tried`` those on the way to the recipe, ``--stand-in`` and ``--readings``
+what ``try`` and ``read`` of benchmarks/recipe_proxy.py wrote. With the tables it also writes the predictors and the
+noise ceiling, once.
 """
 
 from __future__ import annotations
@@ -150,6 +152,23 @@ def stand_in(data: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def readings(data: dict[str, Any]) -> list[str]:
+    """Ways to score the widths of one supernet of the stand-in."""
+    rows = data["readings"]
+    lines = [
+        "## How scores are read",
+        "",
+        f"One supernet of the stand-in, `{rows[0]['setting']}`, scored in several ways on the same images: the size of",
+        "the batches whose statistics batch norm uses, one side or the mean of both, the mean of scores or of logits.",
+        "",
+        "| reading | Kendall | by loss |",
+        "| --- | ---: | ---: |",
+        *(f"| {r['reading']} | {r['kendall']:.3f} | {r['kendall_by_loss']:.3f} |" for r in rows),
+        "",
+    ]
+    return lines
+
+
 def tried(data: dict[str, Any]) -> list[str]:
     """Runs on the real spaces on the way to the recipe."""
     lines = [
@@ -229,10 +248,10 @@ def page(data: dict[str, Any]) -> str:
             verdict = "reached" if max(reached) >= GOALS[space] else "not reached"
             lines += ["", f"The goal for `bcv2` is Kendall {GOALS[space]}: {verdict} (best {max(reached):.3f})."]
         lines.append("")
-    for part, section in (("stand_in", stand_in), ("tried", tried)):
+    for part, section in (("stand_in", stand_in), ("readings", readings), ("tried", tried)):
         if data.get(part):
             lines += section(data)
-    runs = [*data["experiments"], *data.get("tried", []), *data.get("stand_in", [])]
+    runs = [r for part in ("experiments", "tried", "stand_in", "readings") for r in data.get(part, [])]
     made = sorted({(r["command"], origin(r)) for r in runs})
     lines += ["## Where the figures come from", "", *(f"- {where}: `{command}`" for command, where in made)]
     return "\n".join(lines) + "\n"
@@ -243,7 +262,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path)
     parser.add_argument("--add", type=Path, nargs="*", default=[], help="files that channel_bench.py wrote")
     parser.add_argument("--tried", type=Path, nargs="*", default=[], help="runs on the way to the recipe")
-    parser.add_argument("--stand-in", type=Path, nargs="*", default=[], help="what recipe_proxy.py wrote")
+    parser.add_argument("--stand-in", type=Path, nargs="*", default=[], help="what `recipe_proxy.py try` wrote")
+    parser.add_argument("--readings", type=Path, nargs="*", default=[], help="what `recipe_proxy.py read` wrote")
     args = parser.parse_args()
     file = RESULTS / "channel-bench.json"
     data = json.loads(file.read_text()) if file.exists() else {"experiments": [], "predictors": {}}
@@ -251,9 +271,10 @@ def main() -> None:
         for path in paths:
             known = data.setdefault(part, [])
             known += [r for r in json.loads(path.read_text()) if r not in known]
-    for path in args.stand_in:
-        known = data.setdefault("stand_in", [])
-        known += [r for line in path.read_text().splitlines() if (r := json.loads(line)) not in known]
+    for part, paths in (("stand_in", args.stand_in), ("readings", args.readings)):
+        for path in paths:
+            known = data.setdefault(part, [])
+            known += [r for line in path.read_text().splitlines() if (r := json.loads(line)) not in known]
     if args.table:
         data["predictors"] = predictors(args.table)
     file.write_text(json.dumps(data, indent=1) + "\n")
