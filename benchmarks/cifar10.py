@@ -137,7 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--base", type=int, default=3)
     parser.add_argument("--round-to", type=int, default=8)
     parser.add_argument("--supernet", type=setting, nargs="*", default=[], help=f"settings other than {SUPERNET}")
-    parser.add_argument("--extremes", type=float, default=0.0)
+    parser.add_argument("--extremes", type=float, default=0.5)
     parser.add_argument("--evaluations", type=int, default=480)
     parser.add_argument("--retrain", type=setting, nargs="*", default=[], help=f"settings other than {RETRAIN}")
     parser.add_argument("--random-networks", type=int, default=20)
