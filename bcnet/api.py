@@ -88,7 +88,7 @@ class Result:
 
     @cached_property
     def front(self) -> list[dict[str, Any]]:
-        """The Pareto front of the search, cheapest first: widths, supernet score and costs."""
+        """The Pareto front of the search, cheapest first: widths, costs, and the supernet's score or negated loss."""
         trials: list[dict[str, Any]] = self.run.read("search")["front"]
         return trials
 

@@ -18,7 +18,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -171,14 +171,15 @@ def supernets_case(folder: Path, file: str, percent: int) -> dict[str, Any]:
 
 
 def supernets(folder: Path, only: list[str]) -> dict[str, Any]:
-    jobs = list(product([folder], only, BUDGETS))
-    with ProcessPoolExecutor(2) as pool:
-        cases = list(pool.map(supernets_case, *zip(*jobs, strict=True)))
+    cases = _measured(supernets_case, product([folder], only, BUDGETS))
     return {"evaluations": SUPERNET_EVALUATIONS, "seeds": SUPERNET_SEEDS, "cases": cases}
 
 
 def _cases(measure: Callable[..., dict[str, Any]], folder: Path, names: list[str]) -> list[dict[str, Any]]:
-    jobs = list(product([folder], SPACES, BUDGETS, names))
+    return _measured(measure, product([folder], SPACES, BUDGETS, names))
+
+
+def _measured(measure: Callable[..., dict[str, Any]], jobs: Iterable[tuple[Any, ...]]) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(2) as pool:
         return list(pool.map(measure, *zip(*jobs, strict=True)))
 

@@ -18,7 +18,7 @@ def random(limits: Limits, config: SearchConfig) -> Strategy:
 
 
 def uniform(limits: Limits, config: SearchConfig) -> Strategy:
-    """The widest uniform scaling that holds every budget, and the candidates just below it.
+    """The widest uniform scaling that holds every budget, and the candidates about it.
 
     The scaling's widths need not be candidates; a scorer that knows candidates alone, such as a table,
     fails on the former and scores the latter.

@@ -116,16 +116,20 @@ class Limits:
         """
         pairs = list(zip(self.space.variables, self.uniform().tolist(), strict=True))
         index = np.array([max(bisect_right(v.candidates, c) - 1, 0) for v, c in pairs])
-        between = [n for n, (v, c) in enumerate(pairs) if v.candidates[index[n]] < c < v.max]
-        gaps = {n: (pairs[n][0].candidates[index[n] + 1] - pairs[n][1]) / pairs[n][0].max for n in between}
-        for n in sorted(gaps, key=gaps.__getitem__):
+        gaps = [
+            ((v.candidates[index[n] + 1] - c) / v.max, n)
+            for n, (v, c) in enumerate(pairs)
+            if v.candidates[index[n]] < c < v.max
+        ]
+        for _, n in sorted(gaps):
             index[n] += 1
             if not self.feasible(self.space.decode(index)[None])[0]:
                 index[n] -= 1
         return index
 
     def with_uniform(self, widths: Widths) -> Widths:
-        """Feasible widths (n, L) after the uniform scaling: a search that starts from them is never worse than that."""
+        """Feasible widths (n, L) after the candidates about the uniform scaling: a search that starts from them is
+        never worse than those."""
         even = self.space.decode(self.uniform_index())[None]
         return np.vstack([even[self.feasible(even)], widths])
 
