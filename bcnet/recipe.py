@@ -78,7 +78,7 @@ class Recipe(BaseModel):
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
     rank_by: Literal["score", "loss"] = "loss"
-    search: SearchConfig = SearchConfig()
+    search: SearchConfig = SearchConfig(choose="law")
     retrain: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = None
     compare: tuple[Literal["full", "uniform", "random"], ...] = ("full", "uniform")

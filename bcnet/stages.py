@@ -161,6 +161,7 @@ def find(run: Run) -> None:
             "hits": result.hits,
             "prior": None if result.prior is None else result.prior.to_dict(),
             "ranked_by": r.rank_by,
+            "law": None if result.law is None else result.law.to_dict(),
             "supernet": scores,
             "notes": notes,
             "seconds": time.monotonic() - start,

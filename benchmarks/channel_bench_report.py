@@ -187,7 +187,7 @@ def tried(data: dict[str, Any]) -> list[str]:
         "of them with the table; settings were then chosen on the stand-in. Weight decay shows little in trainings as",
         f"short as the stand-in's. Here it raises the mean accuracy of a MobileNet supernet from {by_decay[0]:.3f} to",
         f"{by_decay[5e-4]:.3f} (0.0005), or to {by_decay[1e-3]:.3f} (0.001), and `extremes` no longer does: by these",
-        f"means the recipe above was chosen. A decay of 0.00025 was run last ({by_decay[2.5e-4]:.3f}), with one seed only.",
+        f"means the recipe above was chosen. A decay of 0.00025 was run last, with one seed ({by_decay[2.5e-4]:.3f}).",
         "Kendall stood beside them while we chose. One more setting, the same relative width for all layers in half of",
         "the steps, was tried and dropped.",
         "",

@@ -35,6 +35,7 @@ from bcnet.data.cifar10 import read_cifar10
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
 from bcnet.retrain import Retraining, retrain
+from bcnet.search.law import WidthLaw
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.supernet.evaluate import Evaluator, Scores
 from bcnet.supernet.strategy import METHODS
@@ -162,11 +163,14 @@ def attempt(args: argparse.Namespace) -> None:
 
 
 def compared(found: Scores, truth: NDArray[np.float64], widths: NDArray[np.int64]) -> dict[str, float]:
-    """Correlations with networks trained alone; ``additive`` scores are fitted without interactions of variables."""
+    """Correlations with networks trained alone; ``additive`` scores are fitted without interactions of variables,
+    ``law`` is the width law of the scores."""
     levels = np.concatenate([column[:, None] == np.unique(column) for column in widths.T], 1).astype(float)
     additive = levels @ np.linalg.lstsq(levels, found.score, rcond=None)[0]
     return {
         "kendall_additive": float(kendalltau(additive, truth).statistic),
+        "kendall_law": float(kendalltau(WidthLaw.fit(widths, found.score).predict(widths), truth).statistic),
+        "kendall_law_by_loss": float(kendalltau(WidthLaw.fit(widths, -found.loss).predict(widths), truth).statistic),
         **correlated(found.score, found.loss, truth),
         "pearson_by_loss": float(pearsonr(-found.loss, truth).statistic),
     }

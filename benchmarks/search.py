@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
 from bcnet.provenance import provenance
-from bcnet.search import Limits, LossLog, SearchConfig, SearchResult, TrialStore, prior_population, search
+from bcnet.search import Limits, LossLog, SearchConfig, SearchResult, TrialStore, WidthLaw, prior_population, search
 from bcnet.search.program import PriorProgram
 from bcnet.search.surrogate import Surrogate
 from bcnet.space.cost import QuadraticCost
@@ -144,35 +144,46 @@ def held_out(folder: Path, only: list[str]) -> dict[str, Any]:
 
 
 def supernets_case(folder: Path, file: str, percent: int) -> dict[str, Any]:
-    """Search by a supernet's accuracy and by its loss, judge by the table."""
+    """Search by a supernet's accuracy and by its loss, take the best score or the law's choice, judge by the table."""
     name = re.sub("-(images|on_test|score_batch)[^-]*", "", Path(file).stem)
     table = ChannelBench.load(name.split("-")[0], folder)
-    at = table.space.index(table.space.all_widths())
-    stored = np.load(file)
-    flops = table.costs["flops"]
-    top = table.mean[flops <= percent / 100 * flops.max()].max()
+    space, stored = table.space, np.load(file)
+    at = space.index(space.all_widths())
     if not np.allclose(table.mean[at], stored["truth"]):
         raise BcnetError(f"{file} was made with another table")
-    rows: dict[str, list[float]] = {}
+    flops = table.costs["flops"]
+    inside = flops <= percent / 100 * flops.max()
+    judges = {"regret": table.mean, "denoised": denoised(table)}
+    even = space.decode(Limits(space, space.costs, [f"flops={percent}%"]).uniform_index())
+    found: dict[str, list[Any]] = {"uniform": [even]}
     for by, sign in (("accuracy", 1), ("loss", -1)):
         scores = np.empty(len(at))
         scores[at] = sign * stored[f"held_out_{by}"].mean(0)
 
         def score(widths: Widths, scores: NDArray[np.float64] = scores) -> float:
-            return float(scores[table.space.index(widths)])
+            return float(scores[space.index(widths)])
 
-        rows[by] = []
         for seed in range(SUPERNET_SEEDS):
-            config = SearchConfig(seed=seed, evaluations=SUPERNET_EVALUATIONS)
-            result = search(table.space, score, [f"flops={percent}%"], config=config)
-            found = int(table.space.index(np.array(found_after(result, SUPERNET_EVALUATIONS))))
-            rows[by].append(float(top - table.mean[found]))
-    return {"space": table.space.name, "percent": percent, "name": name, **rows}
+            config = SearchConfig(seed=seed, evaluations=SUPERNET_EVALUATIONS, choose="law")
+            result = search(space, score, [f"flops={percent}%"], config=config)
+            assert result.best is not None
+            found.setdefault(by, []).append(found_after(result, SUPERNET_EVALUATIONS - 1))  # before the law's
+            found.setdefault(f"{by}, law", []).append(result.best.widths)
+    rows = {
+        kind: {how: (v[inside].max() - v[space.index(np.array(widths))]).tolist() for how, widths in found.items()}
+        for kind, v in judges.items()
+    }
+    return {"space": space.name, "percent": percent, "name": name, **rows}
 
 
 def supernets(folder: Path, only: list[str]) -> dict[str, Any]:
     cases = _measured(supernets_case, product([folder], only, BUDGETS))
-    return {"evaluations": SUPERNET_EVALUATIONS, "seeds": SUPERNET_SEEDS, "cases": cases}
+    law = {}
+    for space in SPACES:
+        table = ChannelBench.load(space, folder)
+        fitted = table.correlate(WidthLaw.fit(table.widths, table.mean).predict(table.widths))
+        law[space] = {"fitted": fitted["kendall"], "ceiling": table.ceiling()["kendall"]}
+    return {"evaluations": SUPERNET_EVALUATIONS, "seeds": SUPERNET_SEEDS, "law": law, "cases": cases}
 
 
 def _cases(measure: Callable[..., dict[str, Any]], folder: Path, names: list[str]) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ def example(variables: int = 37, trials: int = 300, percent: bool = True, **chan
         "command": "bcnet run torchvision:resnet50 --data '<folder>' --budget flops=50%",
         "repeat": "bcnet run --recipe runs/birds/recipe.yaml",
         "facts": {"date": "2026-01-01T00:00:00Z", "seed": "0"},
+        "gains": tuple(rng.random(variables).tolist()),
         "notes": ("a note with <b>tags</b>",),
     }
     return ReportData(**{**settings, **changes})

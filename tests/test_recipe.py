@@ -183,5 +183,5 @@ def test_the_papers_settings() -> None:
 
 def test_groups_of_settings_are_the_programs_own_classes() -> None:
     recipe = Recipe.parse({**LEAST, "search": {"strategy": "greedy"}, "random": {"networks": 3}})
-    assert recipe.search == SearchConfig(strategy="greedy")
+    assert recipe.search == SearchConfig(strategy="greedy", choose="law")
     assert recipe.random == RandomBaseline(networks=3)

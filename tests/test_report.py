@@ -103,6 +103,25 @@ def test_losses_of_a_supernet_are_drawn_downwards():
     assert text in render(data)
 
 
+def test_law_shows_what_every_width_is_worth():
+    data = example(variables=3, gains=(0.01, 0.03, 0.0))
+    (bars,) = charts.law(data, data.gains)["data"]
+    assert bars["y"] == [1.0, 3.0, 0.0]
+    assert bars["customdata"] == ["layer0.conv&lt;1&gt;", "layer1.conv&lt;1&gt;", "layer2.conv&lt;1&gt;"]
+    page = render(data)
+    assert "Doubling layer1.conv&lt;1&gt; adds most." in page
+    assert "The widths chosen are those that the width law of all 300 scores holds best" in page
+    by_loss = charts.law(example(variables=3, gains=data.gains, ranked_by="loss"), data.gains)
+    assert by_loss["data"][0]["y"] == [0.01, 0.03, 0.0]
+    assert by_loss["layout"]["yaxis"]["title"]["text"] == "loss saved by twice the width"
+
+
+def test_a_search_without_a_law_shows_none():
+    data = example(gains=None)
+    assert "law" not in charts.all_charts(data)
+    assert "What a width is worth" not in render(data)
+
+
 def test_fairness_is_flat_for_bcv2_and_falls_for_ua():
     ours, ua = charts.fairness(example(variables=1))["data"]
     assert len(set(ours["y"])) == 1
@@ -127,7 +146,7 @@ def test_latency_budget_is_drawn_in_seconds():
 
 def test_page_is_whole_and_escaped():
     page = render(example())
-    assert page.count('<div class="chart') == len(charts.all_charts(example())) == 7
+    assert page.count('<div class="chart') == len(charts.all_charts(example())) == 8
     assert not re.search(r'(src|href)="(?!data:)', page.split("<script>")[0])
     assert "<b>tags</b>" not in page
     assert "&lt;folder&gt;" in page

@@ -29,7 +29,9 @@ _SIZES = {"full": 11, "uniform": 12, "random": 12, "found": 17}
 
 def all_charts(data: ReportData) -> dict[str, Figure]:
     """Every chart by the id of its place on the page."""
+    known = {} if data.gains is None else {"law": law(data, data.gains)}
     return {
+        **known,
         "retained": retained(data),
         "front": front(data),
         "progress": progress(data),
@@ -62,15 +64,10 @@ def retained(data: ReportData) -> Figure:
         halo = _dashes(places, uniform, "--paper", size + 4, 8) | {"showlegend": False}
         traces += [halo, _dashes(places, uniform, "--uniform", size, 4) | {"name": "uniform"}]
     top = max(100.0, *ratios)
-    axis: Figure = {"title": {"text": "width variable, from input to output"}, "showgrid": False}
-    axis["range"] = [0.4, len(places) + 0.6]
-    if len(places) <= MOST_NAMES:
-        names = [_short(variable.name) for variable in data.variables]
-        axis |= {"tickvals": places, "ticktext": names, "tickangle": "auto", "title": {"text": ""}}
     rule = _line({"x0": 0, "x1": 1, "xref": "paper", "y0": 100, "y1": 100}, "--full")
     return _figure(
         traces,
-        xaxis=axis,
+        xaxis=_variable_axis(data),
         yaxis={"title": {"text": "channels kept (%)"}, "range": [0, 1.08 * top], "dtick": 25},
         shapes=[rule],
         bargap=0.28,
@@ -165,6 +162,40 @@ def progress(data: ReportData) -> Figure:
         shapes=shapes,
         annotations=labels,
     )
+
+
+def law(data: ReportData, gains: Sequence[float]) -> Figure:
+    """What doubling every width is worth to the supernet, by the width law."""
+    loss = data.ranked_by == "loss"
+    shown = [100 * gain if data.percent and not loss else gain for gain in gains]
+    what = "loss" if loss else data.metric
+    bars = {
+        "type": "bar",
+        "x": list(range(1, len(shown) + 1)),
+        "y": shown,
+        "marker": {"color": "--found", "cornerradius": 3},
+        "customdata": [escape(variable.name) for variable in data.variables],
+        "hovertemplate": f"%{{customdata}}: %{{y:.3g}}{_percent(data)}<extra></extra>",
+    }
+    title = f"{what} {'saved' if loss else 'gained'} by twice the width{' (%)' if _percent(data) else ''}"
+    return _figure(
+        [bars],
+        xaxis=_variable_axis(data),
+        yaxis={"title": {"text": title}, "rangemode": "tozero"},
+        bargap=0.28,
+        showlegend=False,
+    )
+
+
+def _variable_axis(data: ReportData) -> Figure:
+    """Places of the width variables, by name where there is room."""
+    count = len(data.variables)
+    axis: Figure = {"title": {"text": "width variable, from input to output"}, "showgrid": False}
+    axis["range"] = [0.4, count + 0.6]
+    if count <= MOST_NAMES:
+        names = [_short(variable.name) for variable in data.variables]
+        axis |= {"tickvals": list(range(1, count + 1)), "ticktext": names, "tickangle": "auto", "title": {"text": ""}}
+    return axis
 
 
 def curves(given: Sequence[Curve]) -> Figure:

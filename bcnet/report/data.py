@@ -47,8 +47,9 @@ class ReportData:
     """Everything a report shows. ``networks`` are by name, of :data:`NAMES`; ``full`` and ``found`` must be there.
 
     ``full_widths`` (L,) are those of the original; ``supernet_scores`` what the supernet gave for ``full`` and
-    ``uniform``; ``ranked_by`` says whether these and the trials' are scores or negated losses; ``percent`` that scores
-    are shares, shown in percent; ``facts`` and ``notes`` are for people.
+    ``uniform``; ``ranked_by`` says whether these and the trials' are scores or negated losses; ``gains`` (L,) are what
+    the width law holds for doubling each width, where it chose; ``percent`` says that scores are shares, shown in
+    percent; ``facts`` and ``notes`` are for people.
     """
 
     model: str
@@ -71,6 +72,7 @@ class ReportData:
     repeat: str
     facts: Mapping[str, str]
     ranked_by: str = "score"
+    gains: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()
     export: Mapping[str, Any] | None = field(default=None)
 
@@ -135,6 +137,7 @@ def _assembled(
         repeat=_IN_PYTHON if in_python else f"bcnet run --recipe {shlex.quote(str(folder.path('recipe.yaml')))}",
         facts=_facts(run, train, search),
         ranked_by=search["ranked_by"],
+        gains=tuple(search["law"]["gains"]) if search.get("law") else None,
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,
     )

@@ -41,6 +41,7 @@ def render(data: ReportData) -> str:
         "widths": _widths(data),
         "front": escape(_front(data)),
         "progress": escape(_progress(data)),
+        "law": _law(data),
         "variables": _variables(data),
         "fairness": escape(_fairness(get_principle(data.principle), data.variables[widest(data)])),
         "fair": escape(_fair(data)),
@@ -180,6 +181,8 @@ def _progress(data: ReportData) -> str:
     if data.chosen.score is None:
         return ""
     gain = f"The best was found at evaluation {data.chosen.number} of {len(data.trials):,}"
+    if data.gains is not None:
+        gain = f"The widths chosen are those that the width law of all {len(data.trials):,} scores holds best"
     uniform = data.supernet_scores.get("uniform")
     if uniform is None:
         return f"{gain}."
@@ -189,6 +192,18 @@ def _progress(data: ReportData) -> str:
         return f"{gain}: its loss in the supernet is {abs(difference):.3g} {where} that of uniform scaling."
     where = "above" if difference >= 0 else "below"
     return f"{gain}: {words.gap(data, difference)} {where} uniform scaling in the supernet."
+
+
+def _law(data: ReportData) -> str:
+    """What every width is worth, where a law of that chose."""
+    if data.gains is None:
+        return ""
+    most = data.variables[data.gains.index(max(data.gains))].name
+    return (
+        "<h3>What a width is worth</h3><p>Single scores of a supernet err, and a search finds those that err upwards. "
+        "So a law is fitted to all of them: doubling a width adds a fixed amount, which is never negative. Doubling "
+        f'{escape(most)} adds most.</p><div class="chart low" id="law"></div>'
+    )
 
 
 def _fairness(principle: Principle, variable: WidthVariable) -> str:

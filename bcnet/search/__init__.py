@@ -3,6 +3,7 @@
 from bcnet.search.budget import Budget, Feasibility, Limits, format_cost, parse_budget
 from bcnet.search.config import SearchConfig
 from bcnet.search.finalists import Finalist, measure_finalists
+from bcnet.search.law import WidthLaw
 from bcnet.search.ledger import Progress
 from bcnet.search.prior import LossLog, PotentialErrors, PriorReport, prior_population
 from bcnet.search.run import STRATEGIES, SearchResult, search
@@ -23,6 +24,7 @@ __all__ = [
     "SearchResult",
     "Trial",
     "TrialStore",
+    "WidthLaw",
     "best_of",
     "best_so_far",
     "format_cost",

@@ -8,6 +8,7 @@ from typing import Any
 from bcnet.errors import BcnetError
 
 FORMAT_VERSION = 1
+CHOICES = ("score", "law")
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class SearchConfig:
     """How far the surrogate's doubt is explored: 1 draws it from its posterior, 0 trusts its likeliest guess."""
     front_share: float = 0.25
     """The share of each generation picked for the Pareto front rather than for the best score."""
+    choose: str = "score"
+    """What decides: the best ``score``, or a ``law`` of width fitted to all scores, whose best widths are scored last
+    (:class:`~bcnet.search.law.WidthLaw`). A law is for scores that err, as a supernet's do; ``greedy`` and ``uniform``
+    end where they end."""
     effective: float = 2.0
     """Prior population: the effective number of candidates per variable to sample from."""
     engine: str = "here"
@@ -45,6 +50,10 @@ class SearchConfig:
         for name in ("explore", "front_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BcnetError(f"{name} is {getattr(self, name)}, but it must lie in 0..1")
+        if self.choose not in CHOICES:
+            raise BcnetError(f"choose is {self.choose!r:.40}, but it must be one of {', '.join(CHOICES)}")
+        if self.by_law and self.evaluations < 2:
+            raise BcnetError("evaluations is 1, but a law is fitted to some and tried with the last: give at least 2")
         if not self.effective >= 1:
             raise BcnetError(f"effective is {self.effective}, but a variable has at least 1 effective candidate")
 
@@ -53,9 +62,16 @@ class SearchConfig:
         """NSGA-II as the paper runs it: no repair, no surrogate."""
         return cls(**{"feasible_only": False, "pool": 1, "climbers": 0, **settings})
 
+    @property
+    def by_law(self) -> bool:
+        """Whether a law decides."""
+        return self.choose == "law" and self.strategy in ("evolution", "random")
+
     def identity(self) -> dict[str, Any]:
-        """The settings that decide which widths are asked for; how many and where they are scored does not."""
-        return {k: v for k, v in asdict(self).items() if k not in ("evaluations", "engine", "workers")}
+        """The settings that decide which widths are asked for; where they are scored does not, nor does how many
+        are, unless the last is a law's."""
+        apart = ("engine", "workers") if self.by_law else ("engine", "workers", "evaluations", "choose")
+        return {k: v for k, v in asdict(self).items() if k not in apart}
 
     def to_dict(self) -> dict[str, Any]:
         return {"version": FORMAT_VERSION, **asdict(self)}

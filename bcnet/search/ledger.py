@@ -31,13 +31,17 @@ class Progress:
 
 
 class Ledger:
-    """Trials by widths, at most ``evaluations`` of them; ``told`` hears of every new one."""
+    """Trials by widths, at most ``evaluations`` of them; ``told`` hears of every new one.
+
+    ``reserved`` evaluations are kept back until it is set to less.
+    """
 
     def __init__(
         self, limits: Limits, engine: Engine, store: TrialStore, evaluations: int, told: Callable[[Progress], None]
     ):
         self._limits, self._engine, self._store, self._told = limits, engine, store, told
         self._evaluations = evaluations
+        self.reserved = 0
         self._stored = {trial.widths: trial for trial in store.trials()}
         self._trials: dict[tuple[int, ...], Trial] = {}
         self.hits = 0
@@ -52,11 +56,20 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._trials)
 
+    def trial(self, widths: Widths) -> Trial:
+        """The trial of widths (L,) that were scored."""
+        return self._trials[tuple(int(c) for c in widths)]
+
+    @property
+    def room(self) -> int:
+        """How many more widths can be scored."""
+        return self._evaluations - self.reserved - len(self)
+
     def score(self, widths: Widths, generation: int) -> NDArray[np.float64]:
         """The scores (n,) of widths (n, L); NaN where scoring failed, or where there is no room left for it."""
         asked = [tuple(int(c) for c in row) for row in widths]
         new = [key for key in dict.fromkeys(asked) if key not in self._trials]
-        new = new[: self._evaluations - len(self)]
+        new = new[: self.room]
         self.hits += sum(key in self._trials for key in asked)
         numbers = {key: len(self) + i for i, key in enumerate(new)}
         for key in [key for key in new if key in self._stored]:

@@ -15,6 +15,7 @@ from bcnet.search import baselines
 from bcnet.search.budget import Budget, Feasibility, Limits
 from bcnet.search.config import SearchConfig
 from bcnet.search.greedy import greedy
+from bcnet.search.law import WidthLaw
 from bcnet.search.ledger import Ledger, Progress
 from bcnet.search.prior import LossLog, PriorReport, prior_population
 from bcnet.search.scoring import open_engine
@@ -30,9 +31,10 @@ IDLE_ROUNDS = 100
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found. ``best`` is the highest score within all budgets (None where there is none);
-    ``front`` the Pareto front of score and first budget's cost over all trials, cheapest first, those
-    above the budgets included (``feasible`` tells); ``notes`` what a person should know."""
+    """What a search found. ``best`` is the highest score within all budgets, or the choice of the ``law``
+    where one decides (None where nothing got a score); ``front`` the Pareto front of score and first
+    budget's cost over all trials, cheapest first, those above the budgets included (``feasible`` tells);
+    ``notes`` what a person should know."""
 
     best: Trial | None
     front: tuple[Trial, ...]
@@ -41,6 +43,7 @@ class SearchResult:
     hits: int
     prior: PriorReport | None
     notes: tuple[str, ...]
+    law: WidthLaw | None = None
 
 
 def search(
@@ -54,7 +57,7 @@ def search(
     store: TrialStore | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SearchResult:
-    """Find the widths of the highest score within all budgets.
+    """Find the best widths within all budgets.
 
     ``score`` is a function ``widths (L,) -> float``, higher is better, or an object with a method
     ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
@@ -71,15 +74,34 @@ def search(
     trials.claim(_identity(limits, config, population))
     with closing(open_engine(score, config.engine, config.workers)) as engine:
         ledger = Ledger(limits, engine, trials, config.evaluations, progress or (lambda _: None))
+        ledger.reserved = int(config.by_law)
         notes = [*(prior.notes if prior else ()), *_run(strategy, ledger, config)]
+        law = _law(ledger) if config.by_law else None
+        best = best_of(ledger.trials, limits.budgets[0].name) if law is None else _choice(law, limits, ledger, notes)
     if store is None:
         trials.close()
-    first = limits.budgets[0].name
-    best = best_of(ledger.trials, first)
     if best is None:
         notes.append("no widths within the budgets got a score")
-    front = front_of(ledger.trials, first)
-    return SearchResult(best, front, ledger.trials, feasibility, ledger.hits, prior, tuple(notes))
+    front = front_of(ledger.trials, limits.budgets[0].name)
+    return SearchResult(best, front, ledger.trials, feasibility, ledger.hits, prior, tuple(notes), law)
+
+
+def _law(ledger: Ledger) -> WidthLaw | None:
+    """The law of all scores, None where there are none."""
+    scored = [(t.widths, t.score) for t in ledger.trials if t.score is not None]
+    return WidthLaw.fit([widths for widths, _ in scored], [score for _, score in scored]) if scored else None
+
+
+def _choice(law: WidthLaw, limits: Limits, ledger: Ledger, notes: list[str]) -> Trial | None:
+    """The trial of the widths that ``law`` holds best within the budgets; the best score where theirs failed."""
+    widths = law.best(limits)
+    ledger.reserved = 0
+    ledger.score(widths[None], max(t.generation for t in ledger.trials) + 1)
+    trial = ledger.trial(widths)
+    if trial.score is not None:
+        return trial
+    notes.append(f"the widths that the law chose could not be scored ({trial.failure}), so the best score was taken")
+    return best_of(ledger.trials, limits.budgets[0].name)
 
 
 def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
@@ -95,11 +117,11 @@ def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
         before = len(ledger)
         scores = ledger.score(widths, generation)
         idle = idle + 1 if len(ledger) == before else 0
-        if len(ledger) >= config.evaluations or idle == IDLE_ROUNDS:
+        if ledger.room <= 0 or idle == IDLE_ROUNDS:
             break
     strategy.close()
     natural = ended and config.strategy in ("greedy", "uniform")
-    if natural or len(ledger) >= config.evaluations:
+    if natural or ledger.room <= 0:
         return []
     return [f"the search ended after {len(ledger)} of {config.evaluations} evaluations: it found no other widths"]
 

@@ -1,0 +1,110 @@
+"""The width law: a score grows with the logarithm of every width, each width at a rate of its own.
+
+    score(c) = constant + sum_i gains_i * log2(c_i),   gains_i >= 0
+
+Networks trained alone keep to it: fitted to the released Channel-Bench tables it ranks their networks almost as well as
+the noise of their training allows. A supernet does not: its scores carry errors that a search then looks for and finds.
+So the law is fitted to the scores of a search, and the widths it holds best are chosen instead of the best score.
+``docs/results/search.md`` has what that gains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import nnls
+
+from bcnet.errors import BcnetError
+from bcnet.search.budget import Limits
+from bcnet.space.widths import Widths
+
+SHRINK = 1 / 3
+"""How much gains that differ must prove: with widths drawn evenly, a quarter of every difference is taken back."""
+STARTS = 8
+MOST_MOVES = 1000
+STEPS = 3
+ENOUGH = 1e-9  # of all gains; less is rounding
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class WidthLaw:
+    """What doubling each width adds to the score: ``gains`` (L,)."""
+
+    gains: Floats
+    constant: float
+
+    @classmethod
+    def fit(cls, widths: ArrayLike, scores: ArrayLike) -> WidthLaw:
+        """The law nearest to the scores (n,) of widths (n, L), with gains drawn towards their mean.
+
+        The least ``|y - X g|^2 + s |g - mean(g)|^2`` over g >= 0, where X are centred logarithms and
+        ``s = SHRINK * |X|^2 / L``. Where the data tells little, gains come out alike.
+        """
+        logs, given = np.log2(np.asarray(widths, dtype=np.float64)), np.asarray(scores, dtype=np.float64)
+        middle = logs.mean(axis=0)
+        x, y = logs - middle, given - given.mean()
+        count = x.shape[1]
+        weight = np.sqrt(SHRINK * float((x**2).sum()) / count)
+        alike = weight * (np.eye(count) - 1 / count)
+        gains: Floats = nnls(np.vstack([x, alike]), np.concatenate([y, np.zeros(count)]))[0]
+        return cls(gains, float(given.mean() - middle @ gains))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"gains": self.gains.tolist(), "constant": self.constant}
+
+    def predict(self, widths: ArrayLike) -> Floats:
+        """The scores (n,) that the law holds for widths (n, L)."""
+        logs = np.log2(np.asarray(widths, dtype=np.float64))
+        return logs @ self.gains + self.constant
+
+    def best(self, limits: Limits) -> Widths:
+        """The widths (L,) the law holds best within all budgets, among candidates.
+
+        One width is widened and another narrowed as long as that pays, from uniform scaling, the narrowest network and
+        some random ones; the law being a sum of concave terms, the best of these ends is close to the best there is.
+        """
+        space = limits.space
+        drawn = limits.sample(np.random.default_rng(0), STARTS)[0]
+        starts = [limits.uniform_index(), *space.encode(np.vstack([space.min, drawn]))]
+        ends = [self._climb(limits, start) for start in starts if limits.feasible(space.decode(start)[None])[0]]
+        if not ends:
+            raise BcnetError(f"no widths hold {' and '.join(b.text for b in limits.budgets)}: raise a budget")
+        widths = space.decode(np.array(ends))
+        return widths[int(self.predict(widths).argmax())]
+
+    def _climb(self, limits: Limits, index: Indices) -> Indices:
+        """The candidate indices (L,) that no move from ``index`` improves."""
+        values = [gain * np.log2(v.candidates) for gain, v in zip(self.gains, limits.space.variables, strict=True)]
+        counts = np.array([len(value) for value in values])
+        least = ENOUGH * float(self.gains.sum())
+        for _ in range(MOST_MOVES):
+            moved = _moves(index, counts)
+            gained = sum((value[moved[:, i]] - value[index[i]] for i, value in enumerate(values)), np.zeros(len(moved)))
+            moved, gained = moved[gained > least], gained[gained > least]
+            allowed = limits.feasible(limits.space.decode(moved)) if len(moved) else np.zeros(0, dtype=bool)
+            if not allowed.any():
+                break
+            index = moved[int(np.where(allowed, gained, -np.inf).argmax())]
+        return index
+
+
+def _moves(index: Indices, counts: Indices) -> Indices:
+    """All ways to widen one variable by up to ``STEPS`` candidates and to narrow another by up to ``STEPS``, or
+    none: candidate indices (m, L)."""
+    wider, narrower = np.meshgrid(np.arange(len(index)), np.arange(len(index)), indexing="ij")
+    up, down = np.meshgrid(np.arange(1, STEPS + 1), np.arange(STEPS + 1), indexing="ij")
+    pairs = np.array([wider.ravel(), narrower.ravel()]).T
+    steps = np.array([up.ravel(), down.ravel()]).T
+    pair, step = np.repeat(pairs, len(steps), axis=0), np.tile(steps, (len(pairs), 1))
+    moved = np.tile(index, (len(pair), 1))
+    rows = np.arange(len(pair))
+    moved[rows, pair[:, 0]] += step[:, 0]
+    moved[rows, pair[:, 1]] -= step[:, 1]
+    kept = (pair[:, 0] != pair[:, 1]) & (moved >= 0).all(axis=1) & (moved < counts).all(axis=1)
+    return moved[kept]

@@ -1,0 +1,172 @@
+"""The width law: what it fits, what it chooses, and searches in which it decides."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import kendalltau
+from search_cases import Concave, chain, every
+
+from bcnet.errors import BcnetError
+from bcnet.search import Limits, SearchConfig, TrialStore, WidthLaw, best_of, search
+from bcnet.space.widths import Widths
+
+SPACE, COSTS = chain()
+BY_LAW = SearchConfig(evaluations=120, population=20, choose="law")
+
+
+class Noisy(Concave):
+    """As :class:`Concave`, with an error of its own for each widths, the same whenever it is asked."""
+
+    def score_many(self, widths: Widths) -> NDArray[np.float64]:
+        errors = [np.random.default_rng([*row.tolist(), 7]).normal(0, 0.5) for row in widths]
+        return super().score_many(widths) + errors
+
+
+def test_equal_gains_are_found_as_they_are() -> None:
+    widths = SPACE.sample(np.random.default_rng(0), 50)
+    law = WidthLaw.fit(widths, 3.0 + 0.25 * np.log2(widths).sum(axis=1))
+    np.testing.assert_allclose(law.gains, 0.25)
+    assert law.constant == pytest.approx(3.0)
+    np.testing.assert_allclose(law.predict(widths), 3.0 + 0.25 * np.log2(widths).sum(axis=1))
+
+
+def test_gains_that_differ_keep_their_order_and_draw_nearer() -> None:
+    true = np.array([0.0, 0.1, 0.2, 0.4, 0.8])
+    widths = every(SPACE)
+    gains = WidthLaw.fit(widths, np.log2(widths) @ true).gains
+    # All widths of the space once: the logarithms are uncorrelated, so each gain is drawn to the mean by a quarter.
+    np.testing.assert_allclose(gains, 0.75 * true + 0.25 * true.mean(), atol=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 40))
+def test_gains_are_never_negative_and_scores_shift_nothing_but_the_constant(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    widths, scores = SPACE.sample(rng, count), rng.normal(size=count)
+    law, shifted = WidthLaw.fit(widths, scores), WidthLaw.fit(widths, scores + 10)
+    assert (law.gains >= 0).all()
+    np.testing.assert_allclose(shifted.gains, law.gains, atol=1e-8)
+    np.testing.assert_allclose(shifted.predict(widths), law.predict(widths) + 10, atol=1e-6)
+
+
+def test_noise_is_seen_through() -> None:
+    scorer = Noisy(SPACE)
+    all_widths = every(SPACE)
+    truth = Concave(SPACE).score_many(all_widths)
+    seen = SPACE.sample(np.random.default_rng(0), 100)
+    law = WidthLaw.fit(seen, scorer.score_many(seen))
+    assert kendalltau(scorer.score_many(all_widths), truth).statistic < 0.7
+    assert kendalltau(law.predict(all_widths), truth).statistic > 0.85
+
+
+@settings(max_examples=25, deadline=None)
+@given(gains=st.lists(st.floats(0, 1), min_size=5, max_size=5), percent=st.floats(8, 100))
+def test_choice_is_close_to_the_best_there_is(gains: list[float], percent: float) -> None:
+    limits = Limits(SPACE, COSTS, [f"flops={percent}%", "memory=90%"])
+    law = WidthLaw(np.array(gains), 0.0)
+    found, all_widths = law.best(limits), every(SPACE)
+    assert limits.feasible(found[None])[0]
+    best = law.predict(all_widths[limits.feasible(all_widths)]).max()
+    assert law.predict(found) >= best - 0.03 * sum(gains) - 1e-9
+
+
+def test_law_without_evidence_chooses_uniform_scaling() -> None:
+    limits = Limits(SPACE, COSTS, ["flops=50%"])
+    law = WidthLaw.fit(SPACE.sample(np.random.default_rng(0), 20), np.ones(20))
+    assert law.gains.tolist() == [0.0] * 5
+    assert law.best(limits).tolist() == SPACE.decode(limits.uniform_index()).tolist()
+
+
+def test_search_by_law_scores_its_choice_last() -> None:
+    scorer = Noisy(SPACE)
+    result = search(SPACE, scorer, ["flops=30%"], COSTS, BY_LAW)
+    assert result.law is not None
+    assert len(result.trials) == BY_LAW.evaluations
+    fitted = WidthLaw.fit([t.widths for t in result.trials[:-1]], [t.score for t in result.trials[:-1]])
+    np.testing.assert_allclose(result.law.gains, fitted.gains)
+    limits = Limits(SPACE, COSTS, ["flops=30%"])
+    assert result.best is not None
+    assert list(result.best.widths) == fitted.best(limits).tolist()
+    assert result.best.feasible
+
+
+def test_errors_of_the_scorer_mislead_the_score_but_not_the_law() -> None:
+    truth = Concave(SPACE)
+
+    def found(seed: int) -> tuple[float, float]:
+        result = search(SPACE, Noisy(SPACE), ["flops=30%"], COSTS, dataclasses.replace(BY_LAW, seed=seed))
+        by_score = best_of(result.trials, "flops")
+        assert result.best is not None
+        assert by_score is not None
+        return truth.score(np.array(result.best.widths)), truth.score(np.array(by_score.widths))
+
+    by_law, by_score = np.array([found(seed) for seed in range(6)]).T
+    assert by_law.mean() > by_score.mean() + 0.05
+
+
+def test_search_by_law_that_was_stopped_ends_the_same(tmp_path) -> None:
+    whole = search(SPACE, Noisy(SPACE), ["flops=30%"], COSTS, BY_LAW)
+
+    class Stopped(Noisy):
+        def score_many(self, widths: Widths) -> NDArray[np.float64]:
+            if len(self.asked) >= 70:
+                raise KeyboardInterrupt
+            return super().score_many(widths)
+
+    with TrialStore(tmp_path / "trials.sqlite") as store, pytest.raises(KeyboardInterrupt):
+        search(SPACE, Stopped(SPACE), ["flops=30%"], COSTS, BY_LAW, store=store)
+    with TrialStore(tmp_path / "trials.sqlite") as store:
+        resumed = search(SPACE, Noisy(SPACE), ["flops=30%"], COSTS, BY_LAW, store=store)
+        assert [t.widths for t in resumed.trials] == [t.widths for t in whole.trials]
+        assert resumed.best is not None
+        assert whole.best is not None
+        assert resumed.best.widths == whole.best.widths
+        assert len(store.trials()) == BY_LAW.evaluations
+        more = dataclasses.replace(BY_LAW, evaluations=200)
+        with pytest.raises(BcnetError, match=r"holds a search with another evaluations \(120, not 200\)"):
+            search(SPACE, Noisy(SPACE), ["flops=30%"], COSTS, more, store=store)
+
+
+def test_choice_that_cannot_be_scored_gives_way_to_the_best_score() -> None:
+    class LastFails(Concave):
+        def score(self, widths: Widths) -> float:
+            if len(self.asked) == BY_LAW.evaluations - 1:
+                raise RuntimeError("no memory")
+            return super().score(widths)
+
+    scorer = LastFails(SPACE)
+    result = search(SPACE, lambda widths: scorer.score(widths), ["flops=30%"], COSTS, BY_LAW)
+    assert result.notes == (
+        "the widths that the law chose could not be scored (RuntimeError: no memory), so the best score was taken",
+    )
+    assert result.best == best_of(result.trials, "flops")
+
+
+def test_strategies_that_end_by_themselves_have_no_law() -> None:
+    for strategy in ("greedy", "uniform"):
+        config = dataclasses.replace(BY_LAW, strategy=strategy, evaluations=10_000)
+        result = search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, config)
+        assert result.law is None
+        assert result.best == best_of(result.trials, "flops")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"choose": "taste"}, "choose is 'taste', but it must be one of score, law"),
+        (
+            {"choose": "law", "evaluations": 1},
+            "evaluations is 1, but a law is fitted to some and tried with the last: give at least 2",
+        ),
+    ],
+)
+def test_bad_settings(settings: dict, message: str) -> None:
+    with pytest.raises(BcnetError) as error:
+        SearchConfig(**settings)
+    assert str(error.value) == message
