@@ -48,9 +48,9 @@ class Recipe(BaseModel):
 
     ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
-    is what the search compares widths by in the supernet: their score (the paper: accuracy) or their loss, which few
-    images tell more surely. ``threads`` of the CPU are torch's own choice where left out; small networks are faster
-    with one.
+    is what the search compares widths by in the supernet: their score (accuracy, unless you give a metric) or their
+    loss, which few images tell more surely. ``threads`` of the CPU are torch's own choice where left out; small
+    networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -77,7 +77,7 @@ class Recipe(BaseModel):
     supernet: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
-    rank_by: Literal["score", "loss"] = "loss"
+    rank_by: Literal["score", "loss"] = "score"
     search: SearchConfig = SearchConfig(choose="law")
     retrain: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = None

@@ -23,6 +23,7 @@ from bcnet import stages
 from bcnet.provenance import provenance
 from bcnet.recipe import HEAD, Recipe
 from bcnet.run import Run, facts
+from bcnet.search.config import CHOICES
 
 BUDGETS = ("146M", "44M")
 NETWORKS = ("uniform", "random", "found", "published")
@@ -35,7 +36,7 @@ PUBLISHED = {
 """Widths the paper's authors published, by budget; these have 44.3M FLOPs."""
 
 SUPERNET = {"epochs": 8, "lr": 0.4, "warmup": 1.0, "weight_decay": 1e-3, "head": HEAD}
-RETRAIN = {"epochs": 6, "lr": 0.1, "warmup": 1.0, "weight_decay": 5e-4, "head": HEAD}
+RETRAIN = {"epochs": 8, "lr": 0.4, "warmup": 1.0, "weight_decay": 5e-4, "head": HEAD}
 """How the paper's trainings are shortened."""
 
 THREADS = 2
@@ -71,8 +72,7 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
         budgets=[f"flops={budget}"],
         strategy={"extremes": args.extremes},
         supernet={**asdict(paper.supernet), "bf16": args.bf16, **SUPERNET, **dict(args.supernet)},
-        rank_by="loss",
-        search={"evaluations": args.evaluations},
+        search={"evaluations": args.evaluations, "choose": args.choose},
         retrain={**asdict(paper.retrain), "bf16": args.bf16, **RETRAIN, **dict(args.retrain)},
         compare=["uniform", "random"],
         random={"networks": args.random_networks, "epochs": args.random_epochs},
@@ -139,6 +139,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--supernet", type=setting, nargs="*", default=[], help=f"settings other than {SUPERNET}")
     parser.add_argument("--extremes", type=float, default=0.5)
     parser.add_argument("--evaluations", type=int, default=480)
+    parser.add_argument("--choose", choices=CHOICES, default="law")
     parser.add_argument("--retrain", type=setting, nargs="*", default=[], help=f"settings other than {RETRAIN}")
     parser.add_argument("--random-networks", type=int, default=20)
     parser.add_argument("--random-epochs", type=int, default=1)

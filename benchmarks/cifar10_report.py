@@ -1,12 +1,12 @@
 """Writes docs/results/cifar10.md from docs/results/cifar10.json, which benchmarks/cifar10.py wrote.
 
-python benchmarks/cifar10_report.py [FILE]
+python benchmarks/cifar10_report.py [FILE] [--rates FILE ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -143,6 +143,13 @@ def width_table(runs: list[Run]) -> list[str]:
     return lines
 
 
+def taken(runs: list[Run]) -> float:
+    """Seconds of all stages; a supernet that two budgets share counts once."""
+    supernets = {run["seed"]: run["supernet"]["seconds"] for run in runs if "supernet" in run}
+    searches = sum(run["search"]["seconds"] for run in runs if "search" in run)
+    return sum(supernets.values()) + searches + sum(n["seconds"] for run in runs for n in run["networks"].values())
+
+
 def seconds(runs: list[Run], name: str) -> str:
     taken = [run["networks"][name]["seconds"] for run in runs if name in run["networks"]]
     return f"{min(taken):.0f} to {max(taken):.0f} s" if taken else "not run"
@@ -160,6 +167,25 @@ def classifier(trained: dict[str, Any]) -> list[str]:
 
 def warmup(training: dict[str, Any]) -> str:
     return f" after {training['warmup']:g} epochs of rising" if training["warmup"] else ""
+
+
+def chosen(recipe: dict[str, Any]) -> str:
+    """Which widths were taken; results that do not say are from before there was a law."""
+    if recipe["search"].get("choose") == "law":
+        return "the choice of the width law was taken."
+    return "the best score was taken, as the [width law](search.md#by-score-or-by-law) came after this was measured."
+
+
+def rates(data: dict[str, Any]) -> list[str]:
+    """How the rate of retraining was chosen."""
+    if "rates" not in data:
+        return []
+    first = data["rates"][0]
+    tried = ", ".join(f"{100 * r['score']:.2f} % with {r['lr']}" for r in data["rates"])
+    return [
+        f"- The rate of retraining was chosen by uniform scaling at {first['budget'].removeprefix('flops=')} with seed",
+        f"  {first['seed']}, which is none of the above: {tried}.",
+    ]
 
 
 def extremes(strategy: dict[str, Any]) -> str:
@@ -182,7 +208,8 @@ def settings(data: dict[str, Any]) -> list[str]:
         f"  cosine from {trained['lr']} to {trained['final_lr']}{warmup(trained)}, weight decay",
         f"  {trained['weight_decay']}. {extremes(r['strategy'])}One supernet serves both budgets of a seed.",
         f"- **Search**: evolution from the prior, {r['search']['evaluations']} widths scored on the other {held:,.0f}",
-        "  training images (mean of both sides, batch statistics). Test images were not looked at.",
+        f"  training images by {'loss' if by_loss(runs[0]) else 'accuracy'} (mean of both sides, batch statistics);",
+        f"  {chosen(r)} Test images were not looked at.",
         f"- **Retraining**, the same for all networks: {retrained['epochs']} epochs of all 50,000 training images from",
         f"  scratch, batches of {r['loading']['batch_size']}, cosine from {retrained['lr']}{warmup(retrained)},",
         f"  weight decay {retrained['weight_decay']}, random crops and flips, bf16, no teacher. The accuracy is",
@@ -193,7 +220,8 @@ def settings(data: dict[str, Any]) -> list[str]:
         "  the largest that holds the budget. **The paper's widths** are those its authors published for 44M.",
         "- The seed is that of the split, the supernet, the search and the retraining.",
         *classifier(trained),
-        f"- One process on one GPU, {data['wall_seconds']:.0f} s in all: retraining took",
+        *rates(data),
+        f"- One process on one GPU, {taken(runs):.0f} s in all: retraining took",
         f"  {seconds(runs, 'found')} (`bcnet`), {seconds(runs, 'uniform')} (`uniform`), {seconds(runs, 'random')}"
         " (`random`, its drawn networks included).",
     ]
@@ -222,12 +250,28 @@ def page(data: dict[str, Any]) -> str:
     for budget, these in by_budget.items():
         lines += [f"## Widths at {budget.removeprefix('flops=')}", "", *width_table(these), ""]
     lines += ["## Where the figures come from", "", f"{origin(data)}: `{data['command']}`"]
+    lines += [f"The rate: `{r['command']}`" for r in data.get("rates", [])]
     return "\n".join(lines) + "\n"
 
 
+def rate(file: Path) -> dict[str, Any]:
+    """What a file of one run, of uniform scaling alone, says of its rate."""
+    data = json.loads(file.read_text())
+    run = data["runs"][0]
+    found = {"lr": run["recipe"]["retrain"]["lr"], "score": run["networks"]["uniform"]["score"]}
+    return {"budget": run["budget"], "seed": run["seed"], **found, "commit": data["commit"], "command": data["command"]}
+
+
 def main() -> None:
-    file = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "cifar10.json"
-    file.with_suffix(".md").write_text(page(json.loads(file.read_text())))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, nargs="?", default=RESULTS / "cifar10.json")
+    parser.add_argument("--rates", type=Path, nargs="*", default=[], help="runs that the rate was chosen by")
+    args = parser.parse_args()
+    data = json.loads(args.file.read_text())
+    if args.rates:
+        data["rates"] = [rate(file) for file in args.rates]
+        args.file.write_text(json.dumps(data, indent=1) + "\n")
+    args.file.with_suffix(".md").write_text(page(data))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from bcnet.bench.tas import _stretch
 from bcnet.cli import app
 from bcnet.data import LoadOptions, load_data
 from bcnet.errors import BcnetError
+from bcnet.search import WidthLaw
 from bcnet.supernet import checkpoint
 from bcnet.supernet.evaluate import Evaluator
 from bcnet.supernet.loop import Progress
@@ -101,6 +102,10 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     levels = np.stack([table.widths[:, i] == c for i in range(2) for c in np.unique(table.widths[:, i])], 1)
     fitted = levels @ np.linalg.lstsq(levels, mean, rcond=None)[0]
     assert report["held_out"]["additive"] == pytest.approx(correlations(fitted, table.mean), abs=1e-3)
+    law = WidthLaw.fit(table.widths, stored["held_out_accuracy"].mean(0)).predict(table.widths)
+    told = report["held_out"]["law"]
+    assert {k: told[k] for k in correlations(law, table.mean)} == pytest.approx(correlations(law, table.mean), abs=1e-3)
+    assert set(told["regret"]) == set(report["held_out"]["regret"])
     assert len(steps) == len(parts.train)
     assert {done / total for done, total in counts} >= {1.0}
     assert (folder / "scatter.svg").read_text().count("<circle") == len(table)
@@ -156,6 +161,9 @@ def test_without_the_test_images(config: RankConfig, table: ChannelBench) -> Non
 def test_predictors_need_no_training(config: RankConfig, table: ChannelBench) -> None:
     report = rank(replace(config, method="flops"), data(), table)
     assert report["kendall"] == pytest.approx(correlations(table.costs["flops"], table.mean)["kendall"])
+    report = rank(replace(config, method="widths"), data(), table)
+    logs = np.log2(table.widths).sum(axis=1)
+    assert report["spearman"] == pytest.approx(correlations(logs, table.mean)["spearman"])
 
 
 def test_ablations(config: RankConfig, table: ChannelBench) -> None:
@@ -201,7 +209,8 @@ def test_the_command(config: RankConfig, table: ChannelBench, tmp_path: Path) ->
         ({"space": "mobile"}, "unknown space 'mobile': there are mobilenet, resnet, or give a model and its own table"),
         (
             {"method": "bcv3"},
-            "unknown method 'bcv3': there are bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops, params",
+            "unknown method 'bcv3': there are bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops, "
+            "params, widths",
         ),
     ],
 )

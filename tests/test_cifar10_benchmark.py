@@ -118,9 +118,10 @@ def test_the_trainings_take_other_settings() -> None:
     given = [module.setting(text) for text in ("epochs=3", "lr=0.2")]
     args = Namespace(
         data="digits", val_fraction=0.1, batch=64, groups=4, base=1, round_to=8, extremes=0.0, supernet=given,
-        bf16=False, evaluations=10, retrain=[("ema", 0.9)], random_networks=2, random_epochs=1,
+        bf16=False, evaluations=10, choose="law", retrain=[("ema", 0.9)], random_networks=2, random_epochs=1,
     )  # fmt: skip
     recipe = module.recipe(args, "44M", 1)
     assert (recipe.supernet.epochs, recipe.supernet.lr) == (3, 0.2)
+    assert (recipe.search.evaluations, recipe.search.choose, recipe.rank_by) == (10, "law", "score")
     assert recipe.supernet.weight_decay == module.SUPERNET["weight_decay"]
     assert (recipe.retrain.epochs, recipe.retrain.ema) == (module.RETRAIN["epochs"], 0.9)

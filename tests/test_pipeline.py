@@ -20,7 +20,7 @@ from bcnet.errors import BcnetError
 from bcnet.pipeline import STAGES, run_stages
 from bcnet.recipe import Recipe
 from bcnet.run import Run
-from bcnet.search import TrialStore
+from bcnet.search import TrialStore, WidthLaw
 from bcnet.supernet.evaluate import Evaluator
 from bcnet.supernet.losslog import LossLog
 from bcnet.supernet.supernet import Supernet
@@ -69,11 +69,29 @@ def test_the_search_used_the_prior_and_every_trial_is_stored(finished: Run) -> N
 
 def test_the_supernet_of_the_folder_gives_the_scores_of_the_search(finished: Run) -> None:
     torch.set_num_threads(1)
-    score = Evaluator(finished.supernet(), finished.data.val.batches(0), finished.task, by="loss")
+    score = Evaluator(finished.supernet(), finished.data.val.batches(0), finished.task)
     found = finished.read("search")
-    assert found["ranked_by"] == "loss"
+    assert found["ranked_by"] == "score"
     assert score(found["best"]["widths"]) == found["best"]["score"]
     assert score(finished.full) == found["supernet"]["full"]
+
+
+def test_the_law_of_all_scores_chose(finished: Run) -> None:
+    found = finished.read("search")
+    with TrialStore(finished.path("trials.sqlite")) as store:
+        *others, last = store.trials()
+    law = WidthLaw.fit([t.widths for t in others], [t.score for t in others])
+    assert found["law"]["gains"] == pytest.approx(law.gains.tolist())
+    assert found["best"]["widths"] == law.best(finished.limits).tolist() == list(last.widths)
+
+
+def test_a_search_by_loss_that_takes_the_best_score(tmp_path: Path) -> None:
+    run = tinyrun.create(tmp_path, rank_by="loss", search={**tinyrun.SETTINGS["search"], "choose": "score"})
+    run_stages(run, until="search")
+    found = run.read("search")
+    assert (found["ranked_by"], found["law"]) == ("loss", None)
+    with TrialStore(run.path("trials.sqlite")) as store:
+        assert found["best"]["score"] == max(t.score for t in store.trials() if t.feasible and t.score is not None) < 0
 
 
 def test_the_loss_log_of_the_folder_can_be_read(finished: Run) -> None:

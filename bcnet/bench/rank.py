@@ -29,6 +29,7 @@ from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
+from bcnet.search.law import WidthLaw
 from bcnet.space.network import NetworkSpace
 from bcnet.space.widths import WidthVariable
 from bcnet.supernet.exhaustive import AllScores, score_all
@@ -39,7 +40,8 @@ from bcnet.supernet.train import Progress, SupernetTraining, train_supernet
 from bcnet.supernet.walk import Options
 
 NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
-PREDICTORS = ("flops", "params")
+PREDICTORS = ("flops", "params", "widths")
+"""What needs no supernet; ``widths`` is the sum of their logarithms."""
 SHARES = (0.25, 0.5, 0.75)
 
 
@@ -140,11 +142,8 @@ def rank(
     space = bench_space(config)
     wanted = table.space.index(get_space(space).all_widths())
     if config.method in PREDICTORS:
-        return {
-            **asdict(config),
-            **correlations(table.costs[config.method][wanted], table.mean[wanted]),
-            **provenance(),
-        }
+        guess = np.log2(table.widths).sum(axis=1) if config.method == "widths" else table.costs[config.method]
+        return {**asdict(config), **correlations(guess[wanted], table.mean[wanted]), **provenance()}
     started = time.perf_counter()
     net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
     trained = time.perf_counter()
@@ -222,7 +221,9 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
     found["regret"] = _regrets(readings["accuracy"], truth, table.costs["flops"][rows])
     widths = table.widths[rows]
     found["effects"] = _effects(100 * readings["accuracy"], truth, table.space.variables, widths)
-    found["additive"] = correlations(_added(found["effects"], widths), truth)
+    found["additive"] = correlations(added(found["effects"], widths), truth)
+    found["law"] = by_law(readings["accuracy"], widths, truth, table.costs["flops"][rows])
+    found["law_by_loss"] = by_law(readings["loss"], widths, truth, table.costs["flops"][rows])
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
@@ -248,7 +249,15 @@ def _effects(
     return found
 
 
-def _added(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> NDArray[np.float64]:
+def by_law(
+    score: NDArray[np.float64], widths: NDArray[np.int64], truth: NDArray[np.float64], flops: NDArray[Any]
+) -> dict[str, Any]:
+    """How the width law of the scores ranks: correlations, and the regret of the best."""
+    guess = WidthLaw.fit(widths, score).predict(widths)
+    return {**correlations(guess, truth), "regret": _regrets(guess, truth, flops)}
+
+
+def added(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> NDArray[np.float64]:
     """Scores without interactions, and so nearly without noise: the sum of what each variable's candidate is worth."""
     columns = zip(found, widths.T, strict=True)
     total: NDArray[np.float64] = sum(np.array(e["score"])[np.searchsorted(e["candidates"], c)] for e, c in columns)

@@ -62,7 +62,7 @@ def rank_space(
     model: Annotated[str, typer.Option(help="A network of your own, whose table `bcnet bench build` made.")] = "",
     groups: Annotated[int, typer.Option(min=1, help="Candidates of a width variable of your own network.")] = 4,
     method: Annotated[
-        str, typer.Option(help="bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops or params.")
+        str, typer.Option(help="bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops, params or widths.")
     ] = "bcv2",
     epochs: Annotated[int, typer.Option(min=1, help="Epochs the supernet is trained.")] = 26,
     seeds: Annotated[str, typer.Option(help="One seed or several, as in 0,1,2.")] = "0",
@@ -125,8 +125,14 @@ def rank_space(
     if as_json:
         print_json(reports if len(reports) > 1 else reports[0])
         return
-    rows = [(r["method"], r["seed"], *(f"{r[k]:.3f}" for k in ("pearson", "spearman", "kendall"))) for r in reports]
-    table(f"Space {space}, {epochs} epochs, by accuracy", ["method", "seed", "Pearson", "Spearman", "Kendall"], rows)
+    rows = [
+        (r["method"], r["seed"], read, *(f"{figures[k]:.3f}" for k in ("pearson", "spearman", "kendall")))
+        for r in reports
+        for read, figures in (("score", r), ("law", r.get("held_out", {}).get("law")))
+        if figures
+    ]
+    heads = ["method", "seed", "read by", "Pearson", "Spearman", "Kendall"]
+    table(f"Space {space}, {epochs} epochs, by accuracy", heads, rows)
     typer.echo(f"details: {out}")
 
 
