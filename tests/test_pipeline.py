@@ -15,7 +15,9 @@ import pytest
 import tinyrun
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from bcnet.cli import app
 from bcnet.errors import BcnetError
 from bcnet.pipeline import STAGES, run_stages
 from bcnet.recipe import Recipe
@@ -83,6 +85,12 @@ def test_the_law_of_all_scores_chose(finished: Run) -> None:
     law = WidthLaw.fit([t.widths for t in others], [t.score for t in others])
     assert found["law"]["gains"] == pytest.approx(law.gains.tolist())
     assert found["best"]["widths"] == law.best(finished.limits).tolist() == list(last.widths)
+
+
+def test_front_shows_what_was_chosen(finished: Run) -> None:
+    told = json.loads(CliRunner().invoke(app, ["front", str(finished.folder), "--json"]).output)
+    assert told["chosen"] == finished.read("search")["best"]
+    assert "chosen" in CliRunner().invoke(app, ["front", str(finished.folder)]).output
 
 
 def test_a_search_by_loss_that_takes_the_best_score(tmp_path: Path) -> None:

@@ -213,6 +213,7 @@ def test_front_command(tmp_path: Path) -> None:
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 121
     told = json.loads(CliRunner().invoke(app, ["front", str(tmp_path), "--json"]).output)
     assert told["best"]["widths"] == list(result.best.widths if result.best else ())
+    assert told["chosen"] is None
     assert len(told["front"]) == len(result.front)
     missing = CliRunner().invoke(app, ["front", str(tmp_path / "nowhere")])
     assert missing.exit_code == 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bcnet.cli.console import JSON_OPTION, print_json, table
+
+if TYPE_CHECKING:
+    from bcnet.search import Trial
 
 TRIALS = "trials.sqlite"
 
@@ -19,7 +22,10 @@ def show_front(
     ] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Show the Pareto front of a search: the best score for every cost, also while it is running."""
+    """Show the Pareto front of a search: the best score for every cost, also while it is running.
+
+    Once the search of a run has ended, the widths it chose are shown too.
+    """
     from bcnet.search import TrialStore, best_of, format_cost, front_of
 
     with TrialStore(run / TRIALS if run.is_dir() else run, must_exist=True) as store:
@@ -28,21 +34,41 @@ def show_front(
             store.export(export)
     budgets = settings.get("budgets", {})
     first = next(iter(budgets), "flops")
-    front, best = front_of(trials, first), best_of(trials, first)
+    front, best, chosen = front_of(trials, first), best_of(trials, first), _chosen(run)
     if as_json:
         counts = {"evaluations": len(trials), "failures": sum(t.score is None for t in trials)}
-        shown = {"best": best.to_dict() if best else None, "front": [t.to_dict() for t in front]}
+        shown = {
+            "chosen": chosen.to_dict() if chosen else None,
+            "best": best.to_dict() if best else None,
+            "front": [t.to_dict() for t in front],
+        }
         print_json({"variables": settings.get("variables"), "budgets": budgets, **counts, **shown})
         return
     names = list(front[0].costs) if front else []
     rows = [
         (
-            "best" if trial == best else "" if trial.feasible else "over budget",
+            kind,
             f"{trial.score:.6g}",
             *(format_cost(name, trial.costs[name]) for name in names),
             " ".join(map(str, trial.widths)),
         )
-        for trial in front
+        for kind, trial in (*((_kind(t, best), t) for t in front), *([("chosen", chosen)] if chosen else []))
     ]
     asked = ", ".join(f"{name} at most {format_cost(name, limit)}" for name, limit in budgets.items())
     table(f"{len(front)} on the front of {len(trials):,} trials; {asked}", ["", "score", *names, "widths"], rows)
+
+
+def _kind(trial: Trial, best: Trial | None) -> str:
+    return "best score" if trial == best else "" if trial.feasible else "over budget"
+
+
+def _chosen(run: Path) -> Trial | None:
+    """What the search of a run took, None while it has not ended."""
+    from bcnet.runfolder import RunFolder
+    from bcnet.search import Trial
+
+    folder = RunFolder(run)
+    if not folder.done("search"):
+        return None
+    found = folder.read("search")["best"]
+    return Trial(**{**found, "widths": tuple(found["widths"])})
