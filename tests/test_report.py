@@ -99,7 +99,7 @@ def test_losses_of_a_supernet_are_drawn_downwards():
     assert best["y"][-1] == pytest.approx(-data.chosen.score)
     assert "%" not in best["hovertemplate"].removeprefix("after %{x}: %{y:.4g}")
     lower = -0.9 - data.chosen.score
-    text = f"its loss in the supernet is {abs(lower):.3g} {'above' if lower > 0 else 'below'} that of uniform scaling."
+    text = f"the loss in the supernet is {abs(lower):.3g} {'above' if lower > 0 else 'below'} that of uniform scaling."
     assert text in render(data)
 
 

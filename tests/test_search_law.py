@@ -55,6 +55,18 @@ def test_gains_are_never_negative_and_scores_shift_nothing_but_the_constant(seed
     np.testing.assert_allclose(shifted.predict(widths), law.predict(widths) + 10, atol=1e-6)
 
 
+def test_gains_come_out_alike_where_scores_tell_little() -> None:
+    def spread(noise: float, seed: int) -> float:
+        rng = np.random.default_rng(seed)
+        widths = SPACE.sample(rng, 60)
+        gains = WidthLaw.fit(widths, np.log2(widths) @ [0.1, 0.2, 0.3, 0.4, 0.5] + rng.normal(0, noise, 60)).gains
+        return float(gains.std() / gains.mean())
+
+    clear, dim = (np.mean([spread(noise, seed) for seed in range(10)]) for noise in (0.01, 2.0))
+    assert clear == pytest.approx(0.75 * np.std([0.1, 0.2, 0.3, 0.4, 0.5]) / 0.3, rel=0.1)
+    assert dim < clear
+
+
 def test_noise_is_seen_through() -> None:
     scorer = Noisy(SPACE)
     all_widths = every(SPACE)

@@ -189,7 +189,7 @@ def _progress(data: ReportData) -> str:
     difference = data.chosen.score - uniform
     if data.ranked_by == "loss":
         where = "below" if difference >= 0 else "above"
-        return f"{gain}: its loss in the supernet is {abs(difference):.3g} {where} that of uniform scaling."
+        return f"{gain}: the loss in the supernet is {abs(difference):.3g} {where} that of uniform scaling."
     where = "above" if difference >= 0 else "below"
     return f"{gain}: {words.gap(data, difference)} {where} uniform scaling in the supernet."
 

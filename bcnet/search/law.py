@@ -21,8 +21,9 @@ from bcnet.errors import BcnetError
 from bcnet.search.budget import Limits
 from bcnet.space.widths import Widths
 
-SHRINK = 1 / 3
-"""How much gains that differ must prove: with widths drawn evenly, a quarter of every difference is taken back."""
+LEAST_SHRINK = 1 / 3
+"""How much gains that differ must prove at least: with widths drawn evenly, a quarter of a difference is taken back."""
+SHRINKS = LEAST_SHRINK * 2.0 ** np.arange(12)
 STARTS = 8
 MOST_MOVES = 1000
 STEPS = 3
@@ -43,15 +44,16 @@ class WidthLaw:
     def fit(cls, widths: ArrayLike, scores: ArrayLike) -> WidthLaw:
         """The law nearest to the scores (n,) of widths (n, L), with gains drawn towards their mean.
 
-        The least ``|y - X g|^2 + s |g - mean(g)|^2`` over g >= 0, where X are centred logarithms and
-        ``s = SHRINK * |X|^2 / L``. Where the data tells little, gains come out alike.
+        The least ``|y - X g|^2 + s |X|^2 / L |g - mean(g)|^2`` over g >= 0, where X are centred logarithms. Of
+        :data:`SHRINKS`, s is the one under which the scores are likeliest, so gains come out alike where the scores
+        tell little of them.
         """
         logs, given = np.log2(np.asarray(widths, dtype=np.float64)), np.asarray(scores, dtype=np.float64)
         middle = logs.mean(axis=0)
         x, y = logs - middle, given - given.mean()
         count = x.shape[1]
-        weight = np.sqrt(SHRINK * float((x**2).sum()) / count)
-        alike = weight * (np.eye(count) - 1 / count)
+        apart = np.sqrt(float((x**2).sum()) / count) * (np.eye(count) - 1 / count)
+        alike = np.sqrt(_likeliest(x, y, apart)) * apart
         gains: Floats = nnls(np.vstack([x, alike]), np.concatenate([y, np.zeros(count)]))[0]
         return cls(gains, float(given.mean() - middle @ gains))
 
@@ -92,6 +94,23 @@ class WidthLaw:
                 break
             index = moved[int(np.where(allowed, gained, -np.inf).argmax())]
         return index
+
+
+def _likeliest(x: Floats, y: Floats, apart: Floats) -> float:
+    """The factor s of ``SHRINKS`` under which y (n,) is likeliest (REML), where y = x g + noise and
+    ``apart @ g`` (L,) is normal with the variance of the noise over s."""
+    free = len(y) - 2  # less the constant and the mean gain
+    if free <= 0 or not y.any():
+        return float(SHRINKS[-1])
+    gram, moment, penalty = x.T @ x, x.T @ y, apart.T @ apart
+    exact = 1e-9 * float(y @ y)
+
+    def likelihood(s: float) -> float:
+        whole = gram + s * penalty
+        missed = max(float(y @ y - moment @ np.linalg.lstsq(whole, moment, rcond=None)[0]), exact)
+        return float((x.shape[1] - 1) * np.log(s) - free * np.log(missed) - np.linalg.slogdet(whole)[1])
+
+    return float(max(SHRINKS, key=likelihood))
 
 
 def _moves(index: Indices, counts: Indices) -> Indices:
