@@ -1,7 +1,7 @@
 """Measures the search: regret on the released tables, the prior's program, the prior population, overhead.
 
     python benchmarks/search.py --table DIR [regret|held-out|program|population|overhead ...] [--only NAME ...]
-    python benchmarks/search.py --table DIR supernets --only FILE ...  (the scores.npz that `bcnet bench rank` wrote)
+    python benchmarks/search.py --table DIR supernets noisy --only FILE ...  (scores.npz that `bcnet bench rank` wrote)
 
 Writes docs/results/search.json, part by part, so that parts can be measured one at a time; then
 benchmarks/search_report.py writes docs/results/search.md and the plots from it.
@@ -44,6 +44,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "search.json"
 SPACES, BUDGETS = ("mobilenet", "resnet"), (25, 50, 75)
 SEEDS, EVALUATIONS = 20, 2000
 SUPERNET_SEEDS, SUPERNET_EVALUATIONS = 5, 240
+NOISY_EVALUATIONS, NOISE = 60, 2.0
 POINTS = (40, 80, 120, 160, 200, 280, 400, 560, 800, 1120, 1600, 2000)
 CONFIGS = {
     "evolution": SearchConfig(),
@@ -143,8 +144,13 @@ def held_out(folder: Path, only: list[str]) -> dict[str, Any]:
     return {"cases": _cases(held_out_case, folder, only or list(HELD_OUT))}
 
 
-def supernets_case(folder: Path, file: str, percent: int) -> dict[str, Any]:
-    """Search by a supernet's accuracy and by its loss, take the best score or the law's choice, judge by the table."""
+def supernets_case(
+    folder: Path, file: str, percent: int, evaluations: int = SUPERNET_EVALUATIONS, noise: float = 0.0
+) -> dict[str, Any]:
+    """Search by a supernet's accuracy and by its loss, take the best score or the law's choice, judge by the table.
+
+    ``noise`` is added to all scores, in standard deviations of theirs.
+    """
     name = re.sub("-(images|on_test|score_batch)[^-]*", "", Path(file).stem)
     table = ChannelBench.load(name.split("-")[0], folder)
     space, stored = table.space, np.load(file)
@@ -159,15 +165,16 @@ def supernets_case(folder: Path, file: str, percent: int) -> dict[str, Any]:
     for by, sign in (("accuracy", 1), ("loss", -1)):
         scores = np.empty(len(at))
         scores[at] = sign * stored[f"held_out_{by}"].mean(0)
+        scores += noise * scores.std() * np.random.default_rng(0).normal(size=len(scores))
 
         def score(widths: Widths, scores: NDArray[np.float64] = scores) -> float:
             return float(scores[space.index(widths)])
 
         for seed in range(SUPERNET_SEEDS):
-            config = SearchConfig(seed=seed, evaluations=SUPERNET_EVALUATIONS, choose="law")
+            config = SearchConfig(seed=seed, evaluations=evaluations, choose="law")
             result = search(space, score, [f"flops={percent}%"], config=config)
             assert result.best is not None
-            found.setdefault(by, []).append(found_after(result, SUPERNET_EVALUATIONS - 1))  # before the law's
+            found.setdefault(by, []).append(found_after(result, evaluations - 1))  # before the law's
             found.setdefault(f"{by}, law", []).append(result.best.widths)
     rows = {
         kind: {how: (v[inside].max() - v[space.index(np.array(widths))]).tolist() for how, widths in found.items()}
@@ -184,6 +191,12 @@ def supernets(folder: Path, only: list[str]) -> dict[str, Any]:
         fitted = table.correlate(WidthLaw.fit(table.widths, table.mean).predict(table.widths))
         law[space] = {"fitted": fitted["kendall"], "ceiling": table.ceiling()["kendall"]}
     return {"evaluations": SUPERNET_EVALUATIONS, "seeds": SUPERNET_SEEDS, "law": law, "cases": cases}
+
+
+def noisy(folder: Path, only: list[str]) -> dict[str, Any]:
+    """Supernets that tell little, in few evaluations."""
+    cases = _measured(supernets_case, product([folder], only, BUDGETS, [NOISY_EVALUATIONS], [NOISE]))
+    return {"evaluations": NOISY_EVALUATIONS, "noise": NOISE, "seeds": SUPERNET_SEEDS, "cases": cases}
 
 
 def _cases(measure: Callable[..., dict[str, Any]], folder: Path, names: list[str]) -> list[dict[str, Any]]:
@@ -303,7 +316,9 @@ PARTS: dict[str, Callable[[Path, list[str]], dict[str, Any]]] = {
     "population": population,
     "overhead": overhead,
     "supernets": supernets,
+    "noisy": noisy,
 }
+OF_FILES = ("supernets", "noisy")
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -317,12 +332,12 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all but supernets where left out")
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="all but those of files where left out")
     parser.add_argument("--table", type=Path, required=True, help="the folder of the released tables")
     parser.add_argument("--only", nargs="*", default=[], help="strategies (regret, held-out), models or files")
     options = parser.parse_args()
     data = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for part in options.parts or [name for name in PARTS if name != "supernets"]:
+    for part in options.parts or [name for name in PARTS if name not in OF_FILES]:
         start = time.perf_counter()
         found = merged(data.get(part, {}), PARTS[part](options.table, options.only))
         facts = provenance(packages=("numpy", "scipy", "pymoo"))
