@@ -8,7 +8,7 @@ couple → train → search → retrain → compare → export → report. A run
     couple.json              width variables, budgets, feasibility, widths and costs of the full and smallest network
     train.json               the supernet's method and history (epoch, loss, rate)
     train.safetensors        its weights (net.*) and the loss log (log.*: steps, widths, losses, normalised)
-    search.json              best trial, Pareto front, prior, what it ranked by, that of full and uniform, notes
+    search.json              best trial, Pareto front, prior, law, what it ranked by, that of full and uniform, notes
     trials.sqlite            every trial of the search, as it happened (bcnet.search.TrialStore)
     retrain/NAME.json        full, uniform, random, found: widths, score, loss, costs, history
     retrain/NAME.safetensors their weights, under the names of the given network

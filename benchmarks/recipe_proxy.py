@@ -37,6 +37,7 @@ from bcnet.provenance import provenance
 from bcnet.retrain import Retraining, retrain
 from bcnet.search.law import WidthLaw
 from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.widths import Widths
 from bcnet.supernet.evaluate import Evaluator, Scores
 from bcnet.supernet.strategy import METHODS
 from bcnet.supernet.supernet import Supernet
@@ -114,14 +115,22 @@ def alone(args: argparse.Namespace) -> None:
     for number in range(part, NETWORKS, parts):
         if number in done:
             continue
-        torch.manual_seed(number)
-        network = whole.build(widths[number])
-        retrain(network, train, Retraining(recipe, seed=number))
-        network.eval()
-        with torch.no_grad():
-            outputs = torch.cat([network(x) for x in held_out.x.split(1000)])
-        accuracy = float((outputs.argmax(1) == held_out.y).float().mean())
+        accuracy = accuracy_alone(whole, widths[number], (train, held_out), recipe, number)
         add(args.out, {"number": number, "widths": widths[number].tolist(), "accuracy": accuracy, **provenance()})
+
+
+def accuracy_alone(
+    space: NetworkSpace, widths: Widths, data: tuple[Images, Images], recipe: Optimisation, seed: int
+) -> float:
+    """The accuracy of a network trained from scratch on the first of ``data``, tested on the second."""
+    train, test = data
+    torch.manual_seed(seed)
+    network = space.build(widths)
+    retrain(network, train, Retraining(recipe, seed=seed))
+    network.eval()
+    with torch.no_grad():
+        outputs = torch.cat([network(x) for x in test.x.split(1000)])
+    return float((outputs.argmax(1) == test.y).float().mean())
 
 
 def add(file: Path, row: dict[str, Any]) -> None:

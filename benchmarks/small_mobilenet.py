@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from recipe_proxy import Images, add, known, load
+from recipe_proxy import Images, accuracy_alone, add, known, load
 
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
 from bcnet.recipe import HEAD
-from bcnet.retrain import Retraining, retrain
 from bcnet.search import Limits, SearchConfig, best_of, search
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.space.widths import Widths
 from bcnet.supernet.evaluate import Evaluator
 from bcnet.supernet.strategy import METHODS, Strategy
 from bcnet.supernet.supernet import Supernet
@@ -68,16 +66,6 @@ def searched(net: Supernet, held_out: Images, budget: str, by: str, seed: int) -
     }
 
 
-def alone(space: NetworkSpace, widths: Widths, train: Images, test: Images, seed: int) -> float:
-    torch.manual_seed(seed)
-    network = space.build(widths)
-    retrain(network, train, Retraining(ALONE, seed=seed))
-    network.eval()
-    with torch.no_grad():
-        outputs = torch.cat([network(x) for x in test.x.split(1000)])
-    return float((outputs.argmax(1) == test.y).float().mean())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -100,7 +88,8 @@ def main() -> None:
             found = searched(net, held_out, budget, args.by, seed)
             for row in found.values():
                 widths = np.array(row["widths"])
-                row["alone"] = [alone(space, widths, train, test, 10 * seed + n) for n in range(args.trainings)]
+                seeds = range(10 * seed, 10 * seed + args.trainings)
+                row["alone"] = [accuracy_alone(space, widths, (train, test), ALONE, each) for each in seeds]
             add(args.out, {"budget": budget, "seed": seed, "by": args.by, "networks": found, **provenance()})
             print(budget, seed, {name: (row["flops"], row["alone"]) for name, row in found.items()}, flush=True)
 

@@ -70,5 +70,4 @@ def _chosen(run: Path) -> Trial | None:
     folder = RunFolder(run)
     if not folder.done("search"):
         return None
-    found = folder.read("search")["best"]
-    return Trial(**{**found, "widths": tuple(found["widths"])})
+    return Trial.from_dict(folder.read("search")["best"])

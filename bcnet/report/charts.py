@@ -167,7 +167,7 @@ def progress(data: ReportData) -> Figure:
 def law(data: ReportData, gains: Sequence[float]) -> Figure:
     """What doubling every width is worth to the supernet, by the width law."""
     loss = data.ranked_by == "loss"
-    shown = [100 * gain if data.percent and not loss else gain for gain in gains]
+    shown = [100 * gain if _percent(data) else gain for gain in gains]
     what = "loss" if loss else data.metric
     bars = {
         "type": "bar",

@@ -128,7 +128,7 @@ def _assembled(
         principle=train["principle"],
         networks={name: _figures(row) for name, row in _with_full(rows, couple).items()},
         trials=tuple(trials),
-        chosen=Trial(**{**search["best"], "widths": tuple(search["best"]["widths"])}),
+        chosen=Trial.from_dict(search["best"]),
         supernet_scores=search["supernet"],
         supernet_curve=_curve("supernet", train["history"]),
         retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,11 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trial:
+        """The inverse of :meth:`to_dict`, also after a round trip through JSON."""
+        return cls(**{**data, "widths": tuple(data["widths"])})
 
 
 def best_of(trials: Iterable[Trial], cost: str) -> Trial | None:
