@@ -10,7 +10,7 @@ couple → train → search → retrain → compare → export → report. A run
     train.safetensors        its weights (net.*) and the loss log (log.*: steps, widths, losses, normalised)
     search.json              best trial, Pareto front, prior, law, what it ranked by, that of full and uniform, notes
     trials.sqlite            every trial of the search, as it happened (bcnet.search.TrialStore)
-    retrain/NAME.json        full, uniform, random, found: widths, score, loss, costs, history
+    retrain/NAME.json        full, uniform, balanced, random, found: widths, score, loss, costs, history
     retrain/NAME.safetensors their weights, under the names of the given network
     retrain.json             which of them there are
     compare.json             one row per network: score, costs, latency_ms (and predicted_ms)

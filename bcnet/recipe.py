@@ -81,7 +81,7 @@ class Recipe(BaseModel):
     search: SearchConfig = SearchConfig(choose="law")
     retrain: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = None
-    compare: tuple[Literal["full", "uniform", "random"], ...] = ("full", "uniform")
+    compare: tuple[Literal["full", "uniform", "balanced", "random"], ...] = ("full", "uniform")
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     channels_last: bool = True

@@ -25,7 +25,7 @@ from bcnet.retrain import Retraining, evaluate, retrain, train_random
 from bcnet.run import Run, needed_latency
 from bcnet.search import LossLog as Recorded
 from bcnet.search import Progress as SearchProgress
-from bcnet.search import TrialStore, search
+from bcnet.search import TrialStore, WidthLaw, search
 from bcnet.space.cost import QuadraticCost
 from bcnet.supernet.evaluate import Evaluator
 from bcnet.supernet.loop import Progress, out_of_memory
@@ -234,7 +234,7 @@ def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
 
 def retrain_all(run: Run) -> None:
     """Train what was found, and what it is compared with, from scratch; each is a result of its own."""
-    names = [name for name in ("full", "uniform", "random") if name in run.recipe.compare]
+    names = [name for name in ("full", "uniform", "balanced", "random") if name in run.recipe.compare]
     if run.recipe.distillation is not None and "full" not in names:
         names.insert(0, "full")
     for name in [*names, "found"]:
@@ -243,14 +243,16 @@ def retrain_all(run: Run) -> None:
 
 
 def retrain_one(run: Run, name: str, widths: list[int] | None = None) -> None:
-    """Train ``full``, ``uniform``, ``random`` or ``found`` from scratch, or ``widths`` under a name of their own,
-    unless that is done; the teacher, where there is one, must be."""
+    """Train ``full``, ``uniform``, ``balanced``, ``random`` or ``found`` from scratch, or ``widths`` under a name of
+    their own, unless that is done; the teacher, where there is one, must be."""
     if run.done(f"retrain/{name}"):
         return
     if name == "random":
         _retrain_random(run)
     elif name == "found":
         _retrain_widths(run, name, run.read("search")["best"]["widths"])
+    elif name == "balanced":
+        _retrain_widths(run, name, WidthLaw.balanced(run.space).best(run.limits).tolist())
     else:
         _retrain_widths(run, name, widths or run.read("couple")["widths"][name])
 

@@ -5,7 +5,7 @@
 
 ``--add`` takes experiments into the JSON, ``--tried`` those on the way to the recipe, ``--stand-in`` and ``--readings``
 what ``try`` and ``read`` of benchmarks/recipe_proxy.py wrote. With the tables it also writes the predictors, the
-noise ceiling and the width law of experiments that do not have it, once.
+noise ceiling and the width law of all experiments, as it is fitted now.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bcnet.bench.correlation import correlations
-from bcnet.bench.rank import added, by_law
+from bcnet.bench.rank import added, by_law, predicted
 from bcnet.bench.table import ChannelBench
 from bcnet.provenance import origin
 
@@ -32,7 +32,8 @@ PRINTED = {
 PREDICTORS = {
     "flops": "FLOPs",
     "params": "parameters",
-    "widths": "sum of log widths",
+    "logs": "sum of log widths",
+    "widths": "log widths × layers",
     "ceiling": "perfect predictor",
 }
 GOALS = {"mobilenet": 0.76, "resnet": 0.72}
@@ -44,27 +45,26 @@ HELD_OUT = 5000
 
 
 def predictors(folder: Path) -> dict[str, Any]:
-    """What needs no supernet: FLOPs, parameters and the noise ceiling of each table."""
+    """What needs no supernet, and the noise ceiling of each table."""
     found = {}
     for space in PRINTED:
         table = ChannelBench.load(space, folder)
-        rows = {name: correlations(table.costs[name], table.mean) for name in ("flops", "params")}
-        rows["widths"] = correlations(np.log2(table.widths).sum(axis=1), table.mean)
+        rows = {name: correlations(predicted(name, table), table.mean) for name in ("flops", "params", "widths")}
+        rows["logs"] = correlations(np.log2(table.widths).sum(axis=1), table.mean)
         found[space] = {**rows, "ceiling": table.ceiling()}
     return found
 
 
 def add_law(data: dict[str, Any], folder: Path) -> None:
-    """The width law of experiments that were run before `bcnet bench rank` told it.
+    """The width law of all experiments, as it is fitted now.
 
     All widths were scored once each, so the law of the scores is that of their additive part, which `effects` has.
     """
     tables = {space: ChannelBench.load(space, folder) for space in PRINTED}
     for r in (*data["experiments"], *data["tried"]):
         held_out, table = r["held_out"], tables[r["space"]]
-        if "effects" in held_out and "law" not in held_out:
-            scores = added(held_out["effects"], table.widths)
-            held_out["law"] = by_law(scores, table.widths, table.mean, table.costs["flops"])
+        if "effects" in held_out:
+            held_out["law"] = by_law(added(held_out["effects"], table.widths), table, np.arange(len(table)))
 
 
 FAN_OUT = ("e27ea6b", "315dc73")
@@ -86,8 +86,9 @@ Kendall of the additive part of the scores (what each variable's width is worth 
 most of the noise), Kendall of their [law](search.md#by-score-or-by-law) (the score grows with the logarithm of every
 width, which leaves out most of the supernet's own errors too), and the accuracy points lost by taking the best-scored
 network under half of the FLOPs, or the best by the law. Rows of several seeds are means, with Kendall of each in
-brackets. The sum of the logarithms of all widths, which needs no training, ranks the MobileNet space as well as the
-paper prints for BCNet. `printed` is the paper's Kendall, after 300 epochs (its BCNet row stands beside `bcv2`);
+brackets. Two rows need no training at all: the sum of the logarithms of all widths ranks the MobileNet space as well as
+the paper prints for BCNet, and the same with every width counted once for each of its layers ranks the ResNet space
+better than anything printed. `printed` is the paper's Kendall, after 300 epochs (its BCNet row stands beside `bcv2`);
 `published` is Kendall of the scores its authors released, against their own table. The perfect predictor knows every
 network's true mean and is limited only by the noise of the table's three seeds. In these spaces, whose base width is
 one group, the formula the paper prints for BCNetV2 is BC: `bc` stands for both.

@@ -1,4 +1,4 @@
-"""MobileNetV2 on CIFAR-10: what a search finds against uniform scaling and the best of random networks.
+"""MobileNetV2 on CIFAR-10: what a search finds against uniform and balanced widths and the best of random networks.
 
     python benchmarks/cifar10.py --data cifar10:DIR --runs DIR --out FILE [--supernet epochs=8] [--retrain lr=0.1] ...
 
@@ -26,8 +26,8 @@ from bcnet.run import Run, facts
 from bcnet.search.config import CHOICES
 
 BUDGETS = ("146M", "44M")
-NETWORKS = ("uniform", "random", "found", "published")
-ORDER = ("train", "search", "found", "uniform", "random", "published")
+NETWORKS = ("uniform", "balanced", "random", "found", "published")
+ORDER = ("train", "search", "found", "uniform", "balanced", "random", "published")
 """Every job comes after those it needs."""
 
 PUBLISHED = {
@@ -74,7 +74,7 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
         supernet={**asdict(paper.supernet), "bf16": args.bf16, **SUPERNET, **dict(args.supernet)},
         search={"evaluations": args.evaluations, "choose": args.choose},
         retrain={**asdict(paper.retrain), "bf16": args.bf16, **RETRAIN, **dict(args.retrain)},
-        compare=["uniform", "random"],
+        compare=["uniform", "balanced", "random"],
         random={"networks": args.random_networks, "epochs": args.random_epochs},
         checkpoint_minutes=1000,
         threads=THREADS,
@@ -107,7 +107,7 @@ def collected(runs: Path, origin: dict[str, Any]) -> dict[str, Any]:
         if run.done("train"):
             row["supernet"] = {k: v for k, v in run.read("train").items() if k != "version"}
         if run.done("search"):
-            kept = ("best", "ranked_by", "evaluations", "supernet", "prior", "notes", "seconds")
+            kept = ("best", "ranked_by", "law", "evaluations", "supernet", "prior", "notes", "seconds")
             row["search"] = {k: run.read("search")[k] for k in kept}
         for name in NETWORKS:
             if run.done(f"retrain/{name}"):

@@ -22,6 +22,7 @@ PAPER = {
 NAMES = {
     "found": "`bcnet`",
     "uniform": "`uniform`",
+    "balanced": "`balanced`",
     "random": "`random`",
     "published": "the paper's widths",
 }
@@ -217,7 +218,9 @@ def settings(data: dict[str, Any]) -> list[str]:
         "  500 epochs.",
         f"- **`random`**: {random['networks']} networks drawn within the budget, trained for {random['epochs']} of the",
         "  epochs, the best on the held-out images trained to the end. **`uniform`**: all layers scaled by one factor,",
-        "  the largest that holds the budget. **The paper's widths** are those its authors published for 44M.",
+        "  the largest that holds the budget. **`balanced`**: the widths that the [width",
+        "  law](search.md#by-score-or-by-law) holds best where every layer gains alike, without any training or score.",
+        "  **The paper's widths** are those its authors published for 44M.",
         "- The seed is that of the split, the supernet, the search and the retraining.",
         *classifier(trained),
         *rates(data),
@@ -236,7 +239,7 @@ def page(data: dict[str, Any]) -> str:
         "# MobileNetV2 on CIFAR-10",
         "",
         "Made from [cifar10.json](cifar10.json) by `python benchmarks/cifar10_report.py`; measured by",
-        "`benchmarks/cifar10.py`. What the search finds, against uniform scaling and the best of random networks",
+        "`benchmarks/cifar10.py`. What the search finds, against uniform and balanced widths and the best of random networks",
         f"within the same FLOPs; the full network has {full['flops'] / 1e6:.0f}M, and {full['params'] / 1e6:.1f}M",
         "parameters.",
         "",

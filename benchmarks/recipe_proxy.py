@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau, pearsonr
 from torch import Tensor, nn
 
+from bcnet.bench.spaces import MOBILENET
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
@@ -176,10 +177,14 @@ def compared(found: Scores, truth: NDArray[np.float64], widths: NDArray[np.int64
     ``law`` is the width law of the scores."""
     levels = np.concatenate([column[:, None] == np.unique(column) for column in widths.T], 1).astype(float)
     additive = levels @ np.linalg.lstsq(levels, found.score, rcond=None)[0]
+
+    def by_law(scores: NDArray[np.float64]) -> float:
+        return float(kendalltau(WidthLaw.fit(widths, scores, MOBILENET.layer_counts).predict(widths), truth).statistic)
+
     return {
         "kendall_additive": float(kendalltau(additive, truth).statistic),
-        "kendall_law": float(kendalltau(WidthLaw.fit(widths, found.score).predict(widths), truth).statistic),
-        "kendall_law_by_loss": float(kendalltau(WidthLaw.fit(widths, -found.loss).predict(widths), truth).statistic),
+        "kendall_law": by_law(found.score),
+        "kendall_law_by_loss": by_law(-found.loss),
         **correlated(found.score, found.loss, truth),
         "pearson_by_loss": float(pearsonr(-found.loss, truth).statistic),
     }

@@ -165,13 +165,16 @@ def test_a_stage_again_forgets_those_after_it(tmp_path: Path) -> None:
 def test_random_and_distillation(tmp_path: Path) -> None:
     run = tinyrun.create(
         tmp_path,
-        compare=["random"],
+        compare=["random", "balanced"],
         random={"networks": 2, "epochs": 1},
         distillation={"alpha": 0.5, "temperature": 2.0},
         retrain={"epochs": 2, "ema": 0.9},
     )
     tinyrun.work(run)
-    assert run.read("retrain")["networks"] == ["full", "random", "found"]
+    assert run.read("retrain")["networks"] == ["full", "balanced", "random", "found"]
+    balanced = run.read("retrain/balanced")["widths"]
+    assert run.limits.feasible(np.array([balanced]))[0]
+    assert balanced == WidthLaw.balanced(run.space).best(run.limits).tolist()
     random = run.read("retrain/random")
     assert len(random["tried"]) == 2
     best = max(random["tried"], key=lambda row: row["score"])

@@ -99,7 +99,7 @@ def test_a_changed_recipe_is_checked() -> None:
         ("val_fraction: 1", "val_fraction is 1, but it must be below 1"),
         ("budgets: []", "budgets is empty, but it needs at least 1"),
         ("budgets: flops=50%", "budgets is 'flops=50%', but it must be a list"),
-        ("compare: [best]", "compare.0 is 'best', but it must be 'full', 'uniform' or 'random'"),
+        ("compare: [best]", "compare.0 is 'best', but it must be 'full', 'uniform', 'balanced' or 'random'"),
         ("input: [3, 32]", "input has too few numbers"),
         ("method: bcv3", f"method is 'bcv3', but it must be one of {', '.join(METHODS)}"),
         ("search: {seed: 3}", "search.seed must be left out: the one seed of a recipe is seed"),

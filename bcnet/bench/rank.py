@@ -41,7 +41,7 @@ from bcnet.supernet.walk import Options
 
 NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
 PREDICTORS = ("flops", "params", "widths")
-"""What needs no supernet; ``widths`` is the sum of their logarithms."""
+"""What needs no supernet; ``widths`` is the width law in which every layer gains alike."""
 SHARES = (0.25, 0.5, 0.75)
 
 
@@ -142,8 +142,11 @@ def rank(
     space = bench_space(config)
     wanted = table.space.index(get_space(space).all_widths())
     if config.method in PREDICTORS:
-        guess = np.log2(table.widths).sum(axis=1) if config.method == "widths" else table.costs[config.method]
-        return {**asdict(config), **correlations(guess[wanted], table.mean[wanted]), **provenance()}
+        return {
+            **asdict(config),
+            **correlations(predicted(config.method, table)[wanted], table.mean[wanted]),
+            **provenance(),
+        }
     started = time.perf_counter()
     net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
     trained = time.perf_counter()
@@ -222,8 +225,8 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
     widths = table.widths[rows]
     found["effects"] = _effects(100 * readings["accuracy"], truth, table.space.variables, widths)
     found["additive"] = correlations(added(found["effects"], widths), truth)
-    found["law"] = by_law(readings["accuracy"], widths, truth, table.costs["flops"][rows])
-    found["law_by_loss"] = by_law(readings["loss"], widths, truth, table.costs["flops"][rows])
+    found["law"] = by_law(readings["accuracy"], table, rows)
+    found["law_by_loss"] = by_law(readings["loss"], table, rows)
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
@@ -249,12 +252,18 @@ def _effects(
     return found
 
 
-def by_law(
-    score: NDArray[np.float64], widths: NDArray[np.int64], truth: NDArray[np.float64], flops: NDArray[Any]
-) -> dict[str, Any]:
-    """How the width law of the scores ranks: correlations, and the regret of the best."""
-    guess = WidthLaw.fit(widths, score).predict(widths)
-    return {**correlations(guess, truth), "regret": _regrets(guess, truth, flops)}
+def by_law(score: NDArray[np.float64], table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
+    """How the width law of the scores of the table's ``rows`` ranks them: correlations, and the regret of the best."""
+    widths, truth = table.widths[rows], table.mean[rows]
+    guess = WidthLaw.fit(widths, score, table.space.layer_counts).predict(widths)
+    return {**correlations(guess, truth), "regret": _regrets(guess, truth, table.costs["flops"][rows])}
+
+
+def predicted(predictor: str, table: ChannelBench) -> NDArray[Any]:
+    """What one of :data:`PREDICTORS` says of every network of a table, (n,)."""
+    if predictor == "widths":
+        return WidthLaw.balanced(table.space).predict(table.widths)
+    return table.costs[predictor]
 
 
 def added(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> NDArray[np.float64]:

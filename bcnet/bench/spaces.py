@@ -156,20 +156,47 @@ def _resnet_params(c0: int, m1: int, m2: int, m3: int, c4: int, m5: int, m6: int
     return 33 * c0 + blocks + 16 * c4 + 10
 
 
-def _quarters(**full: int) -> list[WidthVariable]:
-    return [WidthVariable(name, candidates(largest, groups=4)) for name, largest in full.items()]
+_HIDDEN = ("expand.conv", "expand.bn", "depthwise.conv", "depthwise.bn", "project.conv")
+_AROUND = ("expand.conv", "project.conv", "project.bn")
+_INSIDE = ("conv1.conv", "conv1.bn", "conv2.conv")
+_OUTSIDE = ("conv1.conv", "conv2.conv", "conv2.bn")
+
+
+def _block(number: int, *layers: str) -> tuple[str, ...]:
+    return tuple(f"block{number}.body.{layer}" for layer in layers)
+
+
+def _quarters(**variables: tuple[int, tuple[str, ...]]) -> list[WidthVariable]:
+    """Variables by name, from their channels and their layers."""
+    return [WidthVariable(name, candidates(full, groups=4), layers) for name, (full, layers) in variables.items()]
 
 
 MOBILENET = BenchSpace(
     "mobilenet",
-    _quarters(c0=128, h1=768, h2=768, h3=768, c4=256, h5=1536, c6=1024),
+    _quarters(
+        c0=(128, ("stem.conv", "stem.bn", *_block(1, *_AROUND), *_block(2, *_AROUND), *_block(3, "expand.conv"))),
+        h1=(768, _block(1, *_HIDDEN)),
+        h2=(768, _block(2, *_HIDDEN)),
+        h3=(768, _block(3, *_HIDDEN)),
+        c4=(256, (*_block(3, "project.conv", "project.bn"), *_block(4, *_AROUND), "head.conv")),
+        h5=(1536, _block(4, *_HIDDEN)),
+        c6=(1024, ("head.conv", "head.bn", "classifier")),
+    ),
     {"flops": quadratic(_mobilenet_flops, 7), "params": quadratic(_mobilenet_params, 7)},
     "Results_MobileNet.json",
     "f640474d8ff3ff2231d0c45986bb0f10af291545316342fb009952e7641908e0",
 )
 RESNET = BenchSpace(
     "resnet",
-    _quarters(c0=256, m1=256, m2=256, m3=512, c4=512, m5=512, m6=512),
+    _quarters(
+        c0=(256, ("stem.conv", "stem.bn", *_block(1, *_OUTSIDE), *_block(2, *_OUTSIDE), *_block(3, "conv1.conv"))),
+        m1=(256, _block(1, *_INSIDE)),
+        m2=(256, _block(2, *_INSIDE)),
+        m3=(512, _block(3, *_INSIDE)),
+        c4=(512, (*_block(3, "conv2.conv", "conv2.bn"), *_block(4, *_OUTSIDE), *_block(5, *_OUTSIDE), "classifier")),
+        m5=(512, _block(4, *_INSIDE)),
+        m6=(512, _block(5, *_INSIDE)),
+    ),
     {"flops": quadratic(_resnet_flops, 7), "params": quadratic(_resnet_params, 7)},
     "Results_ResNet.json",
     "bf13bcaea3f2076f2c1bfbf5c2fee044aafe0385fae6a0d64c433b1d7f5a7520",

@@ -23,8 +23,8 @@ Figure = dict[str, Any]
 MOST_POINTS = 3000  # of a scatter plot; more would only cover each other
 MOST_NAMES = 12  # of variables written out below the bars
 MOST_LAYERS = 12  # that a hover label names
-_SYMBOLS = {"full": "square", "uniform": "diamond", "random": "triangle-up", "found": "star"}
-_SIZES = {"full": 11, "uniform": 12, "random": 12, "found": 17}
+_SYMBOLS = {"full": "square", "uniform": "diamond", "balanced": "circle", "random": "triangle-up", "found": "star"}
+_SIZES = {"full": 11, "uniform": 12, "balanced": 12, "random": 12, "found": 17}
 
 
 def all_charts(data: ReportData) -> dict[str, Figure]:

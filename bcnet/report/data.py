@@ -17,7 +17,7 @@ from bcnet.space.widths import WidthVariable
 if TYPE_CHECKING:
     from bcnet.runfolder import RunFolder
 
-NAMES = ("full", "uniform", "random", "found")
+NAMES = ("full", "uniform", "balanced", "random", "found")
 
 
 @dataclass(frozen=True)

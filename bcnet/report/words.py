@@ -9,7 +9,13 @@ from bcnet.report.data import Figures, ReportData
 from bcnet.search.budget import format_cost
 
 COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
-TITLES = {"full": "full", "uniform": "uniform", "random": "random", "found": "found"}
+TITLES = {"full": "full", "uniform": "uniform", "balanced": "balanced", "random": "random", "found": "found"}
+RIVALS = {
+    "uniform": "scaling all layers alike",
+    "balanced": "balancing layers without a search",
+    "random": "the best of random widths",
+}
+"""What the network found is compared with at its own budget."""
 
 
 def score(data: ReportData, value: float) -> str:
@@ -60,16 +66,16 @@ def verdict(data: ReportData) -> list[str]:
         f"on the {data.scored_on} of {data.data}"
         + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}.")
     ]
-    against = [_against(data, data.networks[name]) for name in ("uniform", "random") if name in data.networks]
+    against = [_against(data, data.networks[name]) for name in RIVALS if name in data.networks]
     if against:
         sentences.append(f"At the same budget, {', and '.join(against)}.")
-    if any(data.networks[name].score > found.score for name in ("uniform", "random") if name in data.networks):
+    if any(data.networks[name].score > found.score for name in RIVALS if name in data.networks):
         sentences.append("So the search was not worth it here: train the supernet for longer, or take the better one.")
     return sentences
 
 
 def _against(data: ReportData, rival: Figures) -> str:
-    what = {"uniform": "scaling all layers alike", "random": "the best of random widths"}[rival.name]
+    what = RIVALS[rival.name]
     difference = data.found.score - rival.score
     if _same(difference):
         return f"{what} does as well ({score(data, rival.score)})"

@@ -5,7 +5,8 @@
 Networks trained alone keep to it: fitted to the released Channel-Bench tables it ranks their networks almost as well as
 the noise of their training allows. A supernet does not: its scores carry errors that a search then looks for and finds.
 So the law is fitted to the scores of a search, and the widths it holds best are chosen instead of the best score.
-``docs/results/search.md`` has what that gains.
+Before any score, a width is worth what its layers are: one that many layers share, as the blocks of a stage do their
+outputs, counts once for each. ``docs/results/search.md`` has what that gains.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from scipy.optimize import nnls
 
 from bcnet.errors import BcnetError
 from bcnet.search.budget import Limits
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Widths, WidthSpace
 
-LEAST_SHRINK = 1 / 3
-"""How much gains that differ must prove at least: with widths drawn evenly, a quarter of a difference is taken back."""
+LEAST_SHRINK = 1.0
+"""How much gains per layer that differ must prove at least: with widths drawn evenly, half of a difference is taken
+back. More data of one supernet do not help against its errors, so there is a least."""
 SHRINKS = LEAST_SHRINK * 2.0 ** np.arange(12)
 STARTS = 8
 MOST_MOVES = 1000
@@ -41,21 +43,27 @@ class WidthLaw:
     constant: float
 
     @classmethod
-    def fit(cls, widths: ArrayLike, scores: ArrayLike) -> WidthLaw:
-        """The law nearest to the scores (n,) of widths (n, L), with gains drawn towards their mean.
+    def fit(cls, widths: ArrayLike, scores: ArrayLike, layers: ArrayLike | None = None) -> WidthLaw:
+        """The law nearest to the scores (n,) of widths (n, L), with gains drawn towards the same gain per layer.
 
-        The least ``|y - X g|^2 + s |X|^2 / L |g - mean(g)|^2`` over g >= 0, where X are centred logarithms. Of
-        :data:`SHRINKS`, s is the one under which the scores are likeliest, so gains come out alike where the scores
-        tell little of them.
+        ``layers`` (L,) counts those of each width, one where left out. The least ``|y - X g|^2 + s |X|^2 / L |g - m|^2``
+        over g >= 0, where X are centred logarithms and m is the multiple of ``layers`` nearest to g. Of :data:`SHRINKS`,
+        s is the one under which the scores are likeliest, so a layer gains like any other where the scores tell little.
         """
         logs, given = np.log2(np.asarray(widths, dtype=np.float64)), np.asarray(scores, dtype=np.float64)
         middle = logs.mean(axis=0)
         x, y = logs - middle, given - given.mean()
         count = x.shape[1]
-        apart = np.sqrt(float((x**2).sum()) / count) * (np.eye(count) - 1 / count)
+        along = np.ones(count) if layers is None else np.asarray(layers, dtype=np.float64)
+        apart = np.sqrt(float((x**2).sum()) / count) * (np.eye(count) - np.outer(along, along) / (along @ along))
         alike = np.sqrt(_likeliest(x, y, apart)) * apart
         gains: Floats = nnls(np.vstack([x, alike]), np.concatenate([y, np.zeros(count)]))[0]
         return cls(gains, float(given.mean() - middle @ gains))
+
+    @classmethod
+    def balanced(cls, space: WidthSpace) -> WidthLaw:
+        """The law before any score, in which every layer gains alike."""
+        return cls(space.layer_counts, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         return {"gains": self.gains.tolist(), "constant": self.constant}
@@ -99,7 +107,7 @@ class WidthLaw:
 def _likeliest(x: Floats, y: Floats, apart: Floats) -> float:
     """The factor s of ``SHRINKS`` under which y (n,) is likeliest (REML), where y = x g + noise and
     ``apart @ g`` (L,) is normal with the variance of the noise over s."""
-    free = len(y) - 2  # less the constant and the mean gain
+    free = len(y) - 2  # less the constant and the gain per layer
     if free <= 0 or not y.any():
         return float(SHRINKS[-1])
     gram, moment, penalty = x.T @ x, x.T @ y, apart.T @ apart

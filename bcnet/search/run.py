@@ -76,7 +76,7 @@ def search(
         ledger = Ledger(limits, engine, trials, config.evaluations, progress or (lambda _: None))
         ledger.reserved = int(config.by_law)
         notes = [*(prior.notes if prior else ()), *_run(strategy, ledger, config)]
-        law = _law(ledger) if config.by_law else None
+        law = _law(ledger, space) if config.by_law else None
         best = best_of(ledger.trials, limits.budgets[0].name) if law is None else _choice(law, limits, ledger, notes)
     if store is None:
         trials.close()
@@ -86,10 +86,12 @@ def search(
     return SearchResult(best, front, ledger.trials, feasibility, ledger.hits, prior, tuple(notes), law)
 
 
-def _law(ledger: Ledger) -> WidthLaw | None:
+def _law(ledger: Ledger, space: WidthSpace) -> WidthLaw | None:
     """The law of all scores, None where there are none."""
     scored = [(t.widths, t.score) for t in ledger.trials if t.score is not None]
-    return WidthLaw.fit([widths for widths, _ in scored], [score for _, score in scored]) if scored else None
+    if not scored:
+        return None
+    return WidthLaw.fit([widths for widths, _ in scored], [s for _, s in scored], space.layer_counts)
 
 
 def _choice(law: WidthLaw, limits: Limits, ledger: Ledger, notes: list[str]) -> Trial | None:

@@ -125,6 +125,11 @@ class WidthSpace:
         return tuple(v.name for v in self.variables)
 
     @property
+    def layer_counts(self) -> NDArray[np.float64]:
+        """How many layers have channels of each variable, at least one: (L,)."""
+        return np.array([max(len(v.layers), 1) for v in self.variables], dtype=np.float64)
+
+    @property
     def size(self) -> int:
         """How many widths there are, exactly."""
         return math.prod(len(v.candidates) for v in self.variables)
