@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
@@ -161,7 +162,8 @@ def supernets_case(
     inside = flops <= percent / 100 * flops.max()
     judges = {"regret": table.mean, "denoised": denoised(table)}
     even = space.decode(Limits(space, space.costs, [f"flops={percent}%"]).uniform_index())
-    found: dict[str, list[Any]] = {"uniform": [even]}
+    balanced = WidthLaw.balanced(space).best(Limits(space, space.costs, [f"flops={percent}%"]))
+    found: dict[str, list[Any]] = {"uniform": [even], "balanced": [balanced]}
     for by, sign in (("accuracy", 1), ("loss", -1)):
         scores = np.empty(len(at))
         scores[at] = sign * stored[f"held_out_{by}"].mean(0)
@@ -188,9 +190,18 @@ def supernets(folder: Path, only: list[str]) -> dict[str, Any]:
     law = {}
     for space in SPACES:
         table = ChannelBench.load(space, folder)
-        fitted = table.correlate(WidthLaw.fit(table.widths, table.mean).predict(table.widths))
-        law[space] = {"fitted": fitted["kendall"], "ceiling": table.ceiling()["kendall"]}
+        balanced = table.correlate(WidthLaw.balanced(table.space).predict(table.widths))
+        law[space] = {**alone(table), "balanced": balanced["kendall"], "ceiling": table.ceiling()["kendall"]}
     return {"evaluations": SUPERNET_EVALUATIONS, "seeds": SUPERNET_SEEDS, "law": law, "cases": cases}
+
+
+def alone(table: ChannelBench) -> dict[str, Any]:
+    """The law of networks trained alone, its gains drawn nowhere: Kendall, and what each width gains, in points."""
+    logs = np.log2(table.widths)
+    x = logs - logs.mean(axis=0)
+    gains = nnls(x, table.mean - table.mean.mean())[0]
+    variables = [[v.name, len(v.layers), gain] for v, gain in zip(table.space.variables, gains.tolist(), strict=True)]
+    return {"fitted": table.correlate(x @ gains)["kendall"], "variables": variables}
 
 
 def noisy(folder: Path, only: list[str]) -> dict[str, Any]:

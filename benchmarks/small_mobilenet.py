@@ -1,4 +1,5 @@
-"""What a search finds in a small MobileNetV2, trained alone many times: the best score, the law's choice, uniform.
+"""What a search finds in a small MobileNetV2, trained alone many times: the best score, the law's choice, and widths
+that need no search, uniform and balanced.
 
     python benchmarks/small_mobilenet.py --data cifar10 --out FILE [--seeds 0 1] [--budgets flops=50% flops=15%]
 
@@ -21,7 +22,7 @@ from recipe_proxy import Images, accuracy_alone, add, known, load
 from bcnet.optim import Optimisation
 from bcnet.provenance import provenance
 from bcnet.recipe import HEAD
-from bcnet.search import Limits, SearchConfig, best_of, search
+from bcnet.search import Limits, SearchConfig, WidthLaw, best_of, search
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.supernet.evaluate import Evaluator
 from bcnet.supernet.strategy import METHODS, Strategy
@@ -50,7 +51,7 @@ def trained(space: NetworkSpace, train: Images, seed: int) -> Supernet:
 
 
 def searched(net: Supernet, held_out: Images, budget: str, by: str, seed: int) -> dict[str, Any]:
-    """What the search takes by score and by law, and the widths of uniform scaling, with what the supernet gives."""
+    """What the search takes by score and by law, and uniform and balanced widths, with what the supernet gives."""
     evaluator = Evaluator(net, [(held_out.x[:SCORED], held_out.y[:SCORED])], by=by)
     space = net.space
     config = SearchConfig(evaluations=EVALUATIONS, seed=seed, choose="law")
@@ -58,11 +59,13 @@ def searched(net: Supernet, held_out: Images, budget: str, by: str, seed: int) -
     best = best_of(result.trials[:-1], "flops")
     assert best is not None
     assert result.best is not None
-    found = {"score": best.widths, "law": result.best.widths}
-    uniform = tuple(int(c) for c in Limits(space, space.costs, [budget]).uniform())
+    limits = Limits(space, space.costs, [budget])
+    unsearched = {"balanced": WidthLaw.balanced(space).best(limits), "uniform": limits.uniform()}
+    networks = {"score": best.widths, "law": result.best.widths}
+    networks |= {name: tuple(int(c) for c in widths) for name, widths in unsearched.items()}
     return {
         name: {"widths": widths, "supernet": evaluator(np.array(widths)), "flops": int(space.costs["flops"](widths)[0])}
-        for name, widths in {**found, "uniform": uniform}.items()
+        for name, widths in networks.items()
     }
 
 
