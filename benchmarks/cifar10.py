@@ -4,7 +4,8 @@
 
 Every budget and seed is a run of `bcnet` in a folder of its own under ``--runs``; the budgets of a seed share one
 supernet. Jobs run one after the other (on an H200 several processes only share the GPU). FILE is written anew after
-each of them, and what a folder holds already is not done again; nothing is begun after ``--limit`` seconds.
+each of them, and what a folder holds already is not done again; nothing is begun after ``--limit`` seconds. The
+commands of earlier calls stand under ``before``.
 """
 
 from __future__ import annotations
@@ -176,6 +177,9 @@ def main() -> None:
     runs = {(budget, seed): opened(args, budget, seed) for seed in args.seeds for budget in args.budgets}
     origin = provenance(args.device, ("torch", "numpy", "scipy", "pymoo"))
     origin["command"] = f"python benchmarks/{origin['command']}"
+    if args.out.exists():
+        earlier = json.loads(args.out.read_text())
+        origin["before"] = [*earlier.get("before", []), earlier["command"]]
     for job in wanted(args):
         run, trained = runs[job.budget, job.seed], runs[args.budgets[0], job.seed]
         begun = time.perf_counter()

@@ -1,6 +1,8 @@
 """Writes docs/results/cifar10.md from docs/results/cifar10.json, which benchmarks/cifar10.py wrote.
 
-python benchmarks/cifar10_report.py [FILE] [--rates FILE ...]
+    python benchmarks/cifar10_report.py [FILE] [--rates FILE ...]
+
+docs/results/cifar10-by-score.json is from before there was a width law; the page has its accuracies too.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from bcnet.provenance import origin
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
+BY_SCORE = RESULTS / "cifar10-by-score.json"
 PAPER = {
     "flops=146M": {"uniform": 94.32, "random": 93.85, "found": 95.42},
     "flops=44M": {"uniform": 92.88, "random": 92.31, "found": 94.42},
@@ -94,7 +97,9 @@ def verdict(budget: str, runs: list[Run]) -> str:
         words = f"no gain: the found network is {-gain:.2f} points worse than uniform scaling on average"
     others = gains(runs, "found", "random")
     beside = f", and {mean(others):+.2f} points from `random`" if others else ""
-    return f"At {name}, {words}{printed}{beside}."
+    published = gains(runs, "published", "uniform")
+    theirs = f" The widths that its authors published gain {mean(published):+.2f} points here." if published else ""
+    return f"At {name}, {words}{printed}{beside}.{theirs}"
 
 
 def by_loss(run: Run) -> bool:
@@ -127,19 +132,23 @@ def supernet_table(runs: list[Run]) -> list[str]:
     return lines
 
 
+SAME = ("uniform", "balanced", "published")
+"""Networks whose widths do not depend on the seed."""
+
+
 def width_table(runs: list[Run]) -> list[str]:
     """The share of every variable's channels that each network keeps."""
-    columns = [(run, name) for run in runs for name in ("found", "random") if name in run["networks"]]
-    heads = [f"{'`bcnet`' if name == 'found' else '`random`'}, seed {run['seed']}" for run, name in columns]
-    first = next((run for run in runs if "uniform" in run["networks"]), None)
-    uniform = [] if first is None else first["networks"]["uniform"]["widths"]
+    having = {name: [run for run in runs if name in run["networks"]] for name in NAMES}
+    columns = [(NAMES[name], having[name][0]["networks"][name]) for name in SAME if having[name]]
+    for run in runs:
+        seeded = [name for name in ("found", "random") if name in run["networks"]]
+        columns += [(f"{NAMES[name]}, seed {run['seed']}", run["networks"][name]) for name in seeded]
     lines = [
-        "| first layer of the variable | channels | uniform | " + " | ".join(heads) + " |",
-        "| --- | ---: | ---: |" + " ---: |" * len(heads),
+        "| first layer of the variable | channels | " + " | ".join(head for head, _ in columns) + " |",
+        "| --- | ---: |" + " ---: |" * len(columns),
     ]
     for i, (layer, full) in enumerate(runs[0]["variables"]):
-        kept = [run["networks"][name]["widths"][i] for run, name in columns]
-        cells = [f"{width} ({width / full:.0%})" for width in [*uniform[i : i + 1], *kept]]
+        cells = [f"{network['widths'][i]} ({network['widths'][i] / full:.0%})" for _, network in columns]
         lines.append(f"| `{layer}` | {full} | " + " | ".join(cells) + " |")
     return lines
 
@@ -185,7 +194,7 @@ def rates(data: dict[str, Any]) -> list[str]:
     tried = ", ".join(f"{100 * r['score']:.2f} % with {r['lr']}" for r in data["rates"])
     return [
         f"- The rate of retraining was chosen by uniform scaling at {first['budget'].removeprefix('flops=')} with seed",
-        f"  {first['seed']}, which is none of the above: {tried}.",
+        f"  {first['seed']}, which is none of the above, and {first['epochs']} epochs: {tried}.",
     ]
 
 
@@ -204,7 +213,7 @@ def settings(data: dict[str, Any]) -> list[str]:
         "",
         f"- **Supernet**: `{r['method']}`, {r['groups']} groups with a base of {r['base']}, so that a layer keeps",
         f"  {r['base'] / r['groups']:.0%} to 100 % of its channels, in multiples of {r['round_to']} as in all networks",
-        f"  here; {trained['epochs']} epochs of",
+        f"  here but the published one; {trained['epochs']} epochs of",
         f"  {50_000 - held:,.0f} images in batches of {r['loading']['batch_size']}, four paths a step, SGD with a",
         f"  cosine from {trained['lr']} to {trained['final_lr']}{warmup(trained)}, weight decay",
         f"  {trained['weight_decay']}. {extremes(r['strategy'])}One supernet serves both budgets of a seed.",
@@ -230,18 +239,39 @@ def settings(data: dict[str, Any]) -> list[str]:
     ]
 
 
-def page(data: dict[str, Any]) -> str:
+def by_budgets(data: dict[str, Any]) -> dict[str, list[Run]]:
+    """The runs that trained a network, the largest budget first."""
     runs: list[Run] = [run for run in data["runs"] if run["networks"]]
     budgets = sorted({run["budget"] for run in runs}, key=lambda b: -float(b.removeprefix("flops=").rstrip("M")))
-    by_budget = {b: [run for run in runs if run["budget"] == b] for b in budgets}
+    return {b: [run for run in runs if run["budget"] == b] for b in budgets}
+
+
+def by_score(data: dict[str, Any]) -> list[str]:
+    """What was measured before there was a law."""
+    r = data["runs"][0]["recipe"]
+    lines = [
+        "## By the best score",
+        "",
+        "The same before there was a law ([cifar10-by-score.json](cifar10-by-score.json)): the lowest loss in the",
+        f"supernet was taken, and networks were retrained for {r['retrain']['epochs']} epochs.",
+        "",
+    ]
+    for budget, these in by_budgets(data).items():
+        lines += [f"At {budget.removeprefix('flops=')}:", "", *accuracy_table(budget, these), ""]
+    return [*lines, f"{origin(data)}: `{data['command']}`", ""]
+
+
+def page(data: dict[str, Any], earlier: dict[str, Any] | None = None) -> str:
+    by_budget = by_budgets(data)
+    runs = [run for these in by_budget.values() for run in these]
     full = runs[0]["full"]
     lines = [
         "# MobileNetV2 on CIFAR-10",
         "",
         "Made from [cifar10.json](cifar10.json) by `python benchmarks/cifar10_report.py`; measured by",
-        "`benchmarks/cifar10.py`. What the search finds, against uniform and balanced widths and the best of random networks",
-        f"within the same FLOPs; the full network has {full['flops'] / 1e6:.0f}M, and {full['params'] / 1e6:.1f}M",
-        "parameters.",
+        "`benchmarks/cifar10.py`. What the search finds, against uniform and balanced widths and the best of random",
+        f"networks within the same FLOPs; the full network has {full['flops'] / 1e6:.0f}M, and",
+        f"{full['params'] / 1e6:.1f}M parameters.",
         "",
         *(f"- {verdict(budget, these)}" for budget, these in by_budget.items()),
         "",
@@ -249,11 +279,12 @@ def page(data: dict[str, Any]) -> str:
     for budget, these in by_budget.items():
         lines += [f"## {budget.removeprefix('flops=')} FLOPs", "", *accuracy_table(budget, these), "", *absent(these)]
     lines += [*settings(data), "", "## What the supernet said", ""]
-    lines += [*supernet_table([run for these in by_budget.values() for run in these]), ""]
+    lines += [*supernet_table(runs), "", *(by_score(earlier) if earlier else [])]
     for budget, these in by_budget.items():
         lines += [f"## Widths at {budget.removeprefix('flops=')}", "", *width_table(these), ""]
-    lines += ["## Where the figures come from", "", f"{origin(data)}: `{data['command']}`"]
-    lines += [f"The rate: `{r['command']}`" for r in data.get("rates", [])]
+    commands = [*data.get("before", []), data["command"]]
+    lines += ["## Where the figures come from", "", f"{origin(data)}:", "", *(f"- `{c}`" for c in commands)]
+    lines += [f"- the rate, commit {r['commit'][:12]}: `{r['command']}`" for r in data.get("rates", [])]
     return "\n".join(lines) + "\n"
 
 
@@ -261,7 +292,7 @@ def rate(file: Path) -> dict[str, Any]:
     """What a file of one run, of uniform scaling alone, says of its rate."""
     data = json.loads(file.read_text())
     run = data["runs"][0]
-    found = {"lr": run["recipe"]["retrain"]["lr"], "score": run["networks"]["uniform"]["score"]}
+    found = {k: run["recipe"]["retrain"][k] for k in ("lr", "epochs")} | {"score": run["networks"]["uniform"]["score"]}
     return {"budget": run["budget"], "seed": run["seed"], **found, "commit": data["commit"], "command": data["command"]}
 
 
@@ -274,7 +305,7 @@ def main() -> None:
     if args.rates:
         data["rates"] = [rate(file) for file in args.rates]
         args.file.write_text(json.dumps(data, indent=1) + "\n")
-    args.file.with_suffix(".md").write_text(page(data))
+    args.file.with_suffix(".md").write_text(page(data, json.loads(BY_SCORE.read_text())))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ python benchmarks/search_report.py
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from law_report import RESULTS, law_sections, number, row
 from numpy.typing import NDArray
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SIDE_BY_SIDE = ("evolution", "NSGA-II, as in the paper", "random", "greedy", "uniform")
 STEPS = (
     "NSGA-II, as in the paper",
@@ -49,14 +48,6 @@ class Regret:
         at = self.points.index(evaluations)
         seeds = np.array([[row[at] for row in c["regret"]] for c in self.cases if c["name"] == name], dtype=float)
         return float(seeds.mean(axis=0).std(ddof=1) / np.sqrt(seeds.shape[1])) if seeds.shape[1] > 1 else 0.0
-
-
-def row(*cells: object) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
-
-
-def number(value: float, digits: int = 3) -> str:
-    return "–" if np.isnan(value) else f"{value:.{digits}f}"
 
 
 def regret_lines(regret: Regret) -> list[str]:
@@ -101,73 +92,6 @@ def _held_out(data: dict[str, Any]) -> list[str]:
     if "held-out" not in data:
         return []
     return ["## Found by two runs, judged by the third", "", *TEXT_HELD_OUT, "", *held_out_lines(data["held-out"]), ""]
-
-
-HOW = ("uniform", "accuracy", "loss", "accuracy, law", "loss, law")
-
-
-def _supernets(data: dict[str, Any]) -> list[str]:
-    """The section on real supernets, once that part has been measured."""
-    if "supernets" not in data:
-        return []
-    part = data["supernets"]
-    cases = part["cases"]
-    lines = [row("supernet", *HOW), row("---", *["---:"] * len(HOW))]
-    names = list(dict.fromkeys(c["name"] for c in cases))
-    by_name = {n: [_mean_of([c for c in cases if c["name"] == n], "denoised", how) for how in HOW] for n in names}
-    lines += [row(name, *(number(value) for value in values)) for name, values in by_name.items()]
-    for space in ("mobilenet", "resnet"):
-        for kind, words in (("denoised", "mean"), ("regret", "mean, not denoised")):
-            those = [c for c in cases if c["space"] == space]
-            lines.append(row(f"**{space}, {words}**", *(number(_mean_of(those, kind, how)) for how in HOW)))
-    total = np.array(list(by_name.values()))
-    better = [int((total[:, law] < total[:, score]).sum()) for score, law in ((1, 3), (2, 4))]
-    even = [int((total[:, how] < total[:, 0]).sum()) for how in (3, 1)]
-    told = [
-        f"The law's choice is better than the best score with {better[0]} of {len(names)} supernets by accuracy and",
-        f"with {better[1]} by loss. By accuracy, it beats uniform scaling with {even[0]}, and the best score does so",
-        f"with {even[1]}.",
-    ]
-    known = {"known": both(part["law"], "fitted"), "ceiling": both(part["law"], "ceiling")}
-    text = [line.format(**part, **known, facts=part["provenance"]["commit"][:10]) for line in TEXT_SUPERNETS]
-    return ["## By score or by law", "", *text, "", *lines, "", *told, "", *_noisy(data)]
-
-
-def _noisy(data: dict[str, Any]) -> list[str]:
-    if "noisy" not in data:
-        return []
-    part = data["noisy"]
-    lines = [row("supernets", *HOW), row("---", *["---:"] * len(HOW))]
-    for space in ("mobilenet", "resnet"):
-        those = [c for c in part["cases"] if c["space"] == space]
-        lines.append(row(space, *(number(_mean_of(those, "denoised", how)) for how in HOW)))
-    return [line.format(**part) for line in TEXT_NOISY] + ["", *lines, ""]
-
-
-def both(law: dict[str, dict[str, float]], which: str) -> str:
-    return " and ".join(f"{law[space][which]:.3f} ({space})" for space in ("mobilenet", "resnet"))
-
-
-def _mean_of(cases: list[dict[str, Any]], kind: str, how: str) -> float:
-    return float(np.mean([np.mean(c[kind][how]) for c in cases]))
-
-
-def _small() -> list[str]:
-    """The section on a small MobileNetV2, whose lines benchmarks/small_mobilenet.py wrote."""
-    file = RESULTS / "small-mobilenet.jsonl"
-    if not file.exists():
-        return []
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    names = ("uniform", "score", "law")
-    lines = [row("budget", "seed", *names), row("---", "---:", *["---:"] * 3)]
-    means = [[100 * np.mean(r["networks"][name]["alone"]) for name in names] for r in rows]
-    lines += [row(r["budget"], r["seed"], *(f"{m:.1f} %" for m in ms)) for r, ms in zip(rows, means, strict=True)]
-    lines.append(row("mean", "", *(f"{m:.1f} %" for m in np.mean(means, axis=0))))
-    spread = np.mean([np.std(n["alone"], ddof=1) for r in rows for n in r["networks"].values()])
-    trainings = len(rows[0]["networks"]["law"]["alone"])
-    noise = 100 * spread / np.sqrt(trainings)
-    text = [line.format(trainings=trainings, noise=noise, commit=rows[0]["commit"][:10]) for line in TEXT_SMALL]
-    return ["## In a larger space", "", *text, "", *lines, ""]
 
 
 def held_out_lines(data: dict[str, Any]) -> list[str]:
@@ -289,8 +213,7 @@ def page(data: dict[str, Any]) -> str:
         ["![Mean regret over evaluations](search-regret.svg)", ""],
         ["## Which change did it", "", *TEXT_STEPS, "", *step_lines(regret), ""],
         _held_out(data),
-        _supernets(data),
-        _small(),
+        law_sections(data),
         ["## The prior's program", "", *TEXT_PROGRAM, "", *program_lines(data["program"]), ""],
         ["## The prior population", "", *TEXT_POPULATION, "", *population_lines(data["population"]), ""],
         ["![Accuracy of prior and random populations](search-prior.svg)", ""],
@@ -319,35 +242,6 @@ TEXT_STEPS = [
 ]
 TEXT_HELD_OUT = [
     "A search by the mean of two training runs, 400 evaluations, judged by the third run, which it did not see.",
-]
-TEXT_SUPERNETS = [
-    "A supernet's scores err, and a search looks for the widths whose scores err upwards. Networks trained alone keep",
-    "to a law, `score = constant + sum of gain × log2(width)`, with a gain of at least 0 for every width: fitted to",
-    "the released tables it ranks their networks with Kendall {known}, the noise",
-    "ceiling being {ceiling}. So the law is fitted to the scores of a search, its",
-    "gains drawn a quarter of the way to their mean, or further where the scores tell little, and the widths it holds",
-    "best within the budget are chosen. The form was seen in these tables; the stand-in of",
-    "[Channel-Bench](channel-bench.md), which knows nothing of them, agrees.",
-    "",
-    "Searches by the scores of real supernets ([Channel-Bench](channel-bench.md) has their training), {evaluations}",
-    "evaluations, {seeds} seeds, 25, 50 and 75 % of the FLOPs: mean regret in points of the denoised table, by",
-    "accuracy on 5,000 held-out images, as the paper searches, and by loss on the same images, taking the best score",
-    "or the law's choice. `uniform` needs no supernet. Recipes search by accuracy and take the law's choice. Commit",
-    "{facts}.",
-]
-TEXT_NOISY = [
-    "The same supernets with noise of {noise:g} standard deviations of their scores added to every score, and",
-    "{evaluations} evaluations, as a poor supernet scored on few images would have it:",
-]
-TEXT_SMALL = [
-    "A MobileNetV2 with a quarter of its channels on CIFAR-10 at 16 × 16 pixels: 25 width variables, 14,000 training",
-    "images, a supernet of 10 epochs, 240 evaluations by accuracy on 2,000 other images, networks trained alone for 10",
-    "epochs, {trainings} times each, and tested on 4,000 more images (`benchmarks/small_mobilenet.py`, commit",
-    "{commit}, `small-mobilenet.jsonl`). A mean of {trainings} trainings is uncertain by about {noise:.1f} points, so",
-    "none of the three is shown to be better: uniform scaling is hard to beat with supernets and trainings as short as",
-    "these. The law's gains were then drawn a quarter of the way to their mean and no further; with so few evaluations",
-    "of so many widths many gains came out as 0 and their layers as narrow as can be, which is why the scores now say",
-    "how far gains are drawn.",
 ]
 TEXT_PROGRAM = [
     "The least expected error within an expected cost (`eq11`, `eq12`), by sequential linear programs, against the",

@@ -72,6 +72,11 @@ def page(*scores: dict[str, float]) -> str:
             "At 44M, no gain: the found network is 1.00 points worse than uniform scaling on average; "
             "the paper's gain is +1.5.",
         ),
+        (
+            [{"found": 0.9, "uniform": 0.89, "published": 0.905}],
+            "At 44M, the found network beats uniform scaling with every seed, by 1.00 points on average; "
+            "the paper's gain is +1.5. The widths that its authors published gain +1.50 points here.",
+        ),
         ([{"uniform": 0.89}], "At 44M, the found network was not retrained, so there is no verdict."),
     ],
 )
@@ -89,6 +94,17 @@ def test_the_page_has_every_seed_and_every_width() -> None:
 def test_the_page_says_what_was_not_run() -> None:
     text = page({"found": 0.9, "uniform": 0.89, "random": 0.88}, {"found": 0.9, "uniform": 0.89})
     assert "Not run yet: `random` of seed 1.\n" in text
+
+
+def test_the_page_keeps_what_was_measured_before_and_by_which_commands() -> None:
+    facts = {"date": "2026-11-15", "machine": "a GPU", "versions": {"torch": "2.11"}, "commit": "abc"}
+    now = {**facts, "command": "third", "before": ["first", "second"], "runs": [run(0, {"found": 0.9})]}
+    earlier = {**facts, "command": "old", "runs": [run(0, {"found": 0.7, "uniform": 0.8})]}
+    text = script("cifar10_report").page(now, earlier)
+    assert "- `first`\n- `second`\n- `third`\n" in text
+    section = text.partition("## By the best score")[2].partition("\n## ")[0]
+    assert "| `bcnet` | 70.00 % | 70.00 | 43.9 | 1.20 | -10.00 (-10.00) |" in section
+    assert "2026-11-15, a GPU, torch 2.11, commit abc: `old`" in section
 
 
 def test_a_search_by_loss_shows_losses() -> None:
