@@ -84,7 +84,8 @@ when trained alone. Scores are accuracies on training images that the supernet d
 `images` says how many, `mean` is the mean of all scores. Beside them, Kendall on as many test images, Kendall by loss,
 Kendall of the additive part of the scores (what each variable's width is worth on average, summed up, which leaves out
 most of the noise), Kendall of their [law](search.md#by-score-or-by-law) (the score grows with the logarithm of every
-width, which leaves out most of the supernet's own errors too), and the accuracy points lost by taking the best-scored
+width, more for a width of many layers unless the scores tell otherwise, which leaves out most of the supernet's own
+errors too; that layers count was seen in these tables), and the accuracy points lost by taking the best-scored
 network under half of the FLOPs, or the best by the law. Rows of several seeds are means, with Kendall of each in
 brackets. Two rows need no training at all: the sum of the logarithms of all widths ranks the MobileNet space as well as
 the paper prints for BCNet, and the same with every width counted once for each of its layers ranks the ResNet space
@@ -222,7 +223,7 @@ def tried(data: dict[str, Any]) -> list[str]:
         "of them with the table; settings were then chosen on the stand-in. Weight decay shows little in trainings as",
         f"short as the stand-in's. Here it raises the mean accuracy of a MobileNet supernet from {by_decay[0]:.3f} to",
         f"{by_decay[5e-4]:.3f} (0.0005), or to {by_decay[1e-3]:.3f} (0.001), and `extremes` no longer does: by these",
-        f"means the recipe above was chosen. A decay of 0.00025 was run last, with one seed ({by_decay[2.5e-4]:.3f}).",
+        f"means the recipe above was chosen. A decay of 0.00025 was run last ({by_decay[2.5e-4]:.3f}).",
         "Kendall stood beside them while we chose. One more setting, the same relative width for all layers in half of",
         "the steps, was tried and dropped.",
         "",

@@ -13,6 +13,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+from scipy.stats import pearsonr
+
 from bcnet.provenance import origin
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -130,6 +133,24 @@ def supernet_table(runs: list[Run]) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def foretold(budget: str, runs: list[Run]) -> list[str]:
+    """How well the law of each search foretells the accuracies of all networks retrained at its budget."""
+    laws = [(run["seed"], run["search"]["law"]["gains"]) for run in runs if run.get("search", {}).get("law")]
+    over: dict[tuple[int, ...], list[float]] = {}
+    for run in (run for run in runs if "uniform" in run["networks"]):
+        for name, network in run["networks"].items():
+            over.setdefault(tuple(network["widths"]), []).append(accuracy(run, name) - accuracy(run, "uniform"))
+    if not laws or len(over) < 3:
+        return []
+    logs, gained = np.log2(list(over)), [mean(values) for values in over.values()]
+    found = ", ".join(f"{pearsonr(logs @ gains, gained).statistic:.2f} (seed {seed})" for seed, gains in laws)
+    return [
+        f"Over all {len(over)} networks retrained at {budget.removeprefix('flops=')}, Pearson's correlation of the law",
+        f"of the scores with the accuracy is {found}.",
+        "",
+    ]
 
 
 SAME = ("uniform", "balanced", "published")
@@ -279,7 +300,10 @@ def page(data: dict[str, Any], earlier: dict[str, Any] | None = None) -> str:
     for budget, these in by_budget.items():
         lines += [f"## {budget.removeprefix('flops=')} FLOPs", "", *accuracy_table(budget, these), "", *absent(these)]
     lines += [*settings(data), "", "## What the supernet said", ""]
-    lines += [*supernet_table(runs), "", *(by_score(earlier) if earlier else [])]
+    lines += [*supernet_table(runs), ""]
+    for budget, these in by_budget.items():
+        lines += foretold(budget, these)
+    lines += by_score(earlier) if earlier else []
     for budget, these in by_budget.items():
         lines += [f"## Widths at {budget.removeprefix('flops=')}", "", *width_table(these), ""]
     commands = [*data.get("before", []), data["command"]]

@@ -102,9 +102,10 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     levels = np.stack([table.widths[:, i] == c for i in range(2) for c in np.unique(table.widths[:, i])], 1)
     fitted = levels @ np.linalg.lstsq(levels, mean, rcond=None)[0]
     assert report["held_out"]["additive"] == pytest.approx(correlations(fitted, table.mean), abs=1e-3)
-    law = WidthLaw.fit(table.widths, stored["held_out_accuracy"].mean(0)).predict(table.widths)
+    law = WidthLaw.fit(table.widths, stored["held_out_accuracy"].mean(0), table.space.layer_counts)
     told = report["held_out"]["law"]
-    assert {k: told[k] for k in correlations(law, table.mean)} == pytest.approx(correlations(law, table.mean), abs=1e-3)
+    expected = correlations(law.predict(table.widths), table.mean)
+    assert {k: told[k] for k in expected} == pytest.approx(expected, abs=1e-3)
     assert set(told["regret"]) == set(report["held_out"]["regret"])
     assert len(steps) == len(parts.train)
     assert {done / total for done, total in counts} >= {1.0}
@@ -162,8 +163,8 @@ def test_predictors_need_no_training(config: RankConfig, table: ChannelBench) ->
     report = rank(replace(config, method="flops"), data(), table)
     assert report["kendall"] == pytest.approx(correlations(table.costs["flops"], table.mean)["kendall"])
     report = rank(replace(config, method="widths"), data(), table)
-    logs = np.log2(table.widths).sum(axis=1)
-    assert report["spearman"] == pytest.approx(correlations(logs, table.mean)["spearman"])
+    worth = np.log2(table.widths) @ [len(v.layers) or 1 for v in table.space.variables]
+    assert report["spearman"] == pytest.approx(correlations(worth, table.mean)["spearman"])
 
 
 def test_ablations(config: RankConfig, table: ChannelBench) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from bench_tables import failure
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_table import SPACE
+from traced import space_of
 
 from bcnet.bench import MOBILENET, RESNET, BenchSpace, ChannelBench, get_space
 from bcnet.bench.spaces import quadratic
+from bcnet.sources import load_model
 from bcnet.space.widths import WidthVariable
 
 
@@ -30,6 +33,13 @@ def test_widths_keys_and_indices_are_one_to_one(space: BenchSpace, seed: int) ->
     assert (space.index(space.widths(index).astype(float)) == index).all()
     assert [space.keys(i) for i in index] == keys.tolist()
     assert (np.argsort(keys, kind="stable") == np.argsort(index, kind="stable")).all()
+
+
+@pytest.mark.parametrize("space", [MOBILENET, RESNET])
+def test_released_spaces_have_the_layers_of_their_networks(space: BenchSpace) -> None:
+    traced = space_of(load_model(f"zoo:channel_bench_{space.name}"), groups=4)
+    assert [v.layers for v in space.variables] == [v.layers for v in traced.variables]
+    assert [v.candidates for v in space.variables] == [v.candidates for v in traced.variables]
 
 
 def test_index_keeps_the_shape_of_what_is_asked() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bcnet.recipe import Recipe
@@ -105,6 +106,18 @@ def test_the_page_keeps_what_was_measured_before_and_by_which_commands() -> None
     section = text.partition("## By the best score")[2].partition("\n## ")[0]
     assert "| `bcnet` | 70.00 % | 70.00 | 43.9 | 1.20 | -10.00 (-10.00) |" in section
     assert "2026-11-15, a GPU, torch 2.11, commit abc: `old`" in section
+
+
+def test_the_page_tells_how_well_the_law_foretold() -> None:
+    one = run(0, {"found": 0.9, "uniform": 0.8, "balanced": 0.85})
+    one["search"]["law"] = {"gains": [0.1, 0.2]}
+    for name, widths in {"found": [8, 16], "uniform": [4, 8], "balanced": [2, 16]}.items():
+        one["networks"][name]["widths"] = widths
+    # The law holds them 0.3, 0 and 0.1 above uniform scaling; they are 10, 0 and 5 points above it.
+    expected = np.corrcoef([0.3, 0.0, 0.1], [10, 0, 5])[0, 1]
+    text = "\n".join(script("cifar10_report").foretold("flops=44M", [one]))
+    assert "Over all 3 networks retrained at 44M, Pearson's correlation of the law\nof the scores" in text
+    assert f"is {expected:.2f} (seed 0)." in text
 
 
 def test_a_search_by_loss_shows_losses() -> None:

@@ -14,7 +14,7 @@ from bcnet.cli.bench import bench_app
 from bcnet.cli.console import OneLineErrors
 from bcnet.cli.export import export_network
 from bcnet.cli.fairness import show_fairness
-from bcnet.cli.inspect import list_models, show_cost, show_model
+from bcnet.cli.inspect import balance, list_models, show_cost, show_model
 from bcnet.cli.recipe import recipe_app
 from bcnet.cli.run import add_run_commands
 from bcnet.cli.search import show_front
@@ -49,5 +49,6 @@ app.add_typer(recipe_app, name="recipe")
 app.command("models")(list_models)
 app.command("show")(show_model)
 app.command("cost")(show_cost)
+app.command("balance")(balance)
 app.command("fairness")(show_fairness)
 app.add_typer(bench_app, name="bench")

@@ -1,4 +1,4 @@
-"""``bcnet models``, ``bcnet show`` and ``bcnet cost``: what can be said of a network without training it."""
+"""``bcnet models``, ``show``, ``cost`` and ``balance``: what can be said of a network without training it."""
 
 from __future__ import annotations
 
@@ -106,6 +106,48 @@ def show_cost(
         f"{source.spec} at {len(chosen)} given widths, for one input of {_by(source.input_shape)}",
         ["cost", "at these widths", "full network", "ratio"],
         [(_TITLES[name], costs[name], full[name], f"{ratio[name]:.4f}") for name in costs],
+    )
+
+
+def balance(
+    model: Annotated[str, MODEL_ARGUMENT],
+    budget: Annotated[
+        list[str], typer.Option(metavar="NAME=VALUE", help="flops=50%, params=3M, ...; may be repeated.")
+    ],
+    groups: Annotated[int, typer.Option(help="Groups the channels of a variable are divided into, K.")] = 20,
+    base: Annotated[int, typer.Option(help="Smallest width, in groups.")] = 1,
+    round_to: Annotated[int, typer.Option(help="Keep widths multiples of this where it divides the full one.")] = 1,
+    input_shape: Annotated[str | None, INPUT_OPTION] = None,
+    ignore: Annotated[list[str] | None, IGNORE_OPTION] = None,
+    squeeze: Annotated[bool, SQUEEZE_OPTION] = False,
+    as_json: Annotated[bool, JSON_OPTION] = False,
+) -> None:
+    """Widths within a budget at once, without training: a width counts as much as it has layers."""
+    from bcnet.search import Limits, WidthLaw
+
+    source = _load(model, input_shape)
+    with _one_line_warnings():
+        space = source.space(groups=groups, base=base, round_to=round_to, ignore=ignore or (), squeeze=squeeze)
+    limits = Limits(space, space.costs, budget)
+    limits.check()
+    uniform, balanced = limits.uniform(), WidthLaw.balanced(space).best(limits)
+    costs = {"full": _costs(space, space.max), "uniform": _costs(space, uniform), "balanced": _costs(space, balanced)}
+    if as_json:
+        print_json({"model": source.spec, "widths": balanced, "uniform": uniform, "costs": costs})
+        return
+    budgets = ", ".join(b.text for b in limits.budgets)
+    table(
+        f"{source.spec} within {budgets}, for one input of {_by(source.input_shape)}",
+        ["", "variable", "layers", *costs],
+        [
+            (i, v.name, len(v.layers), v.max, int(u), int(b))
+            for i, (v, u, b) in enumerate(zip(space.variables, uniform, balanced, strict=True), 1)
+        ],
+    )
+    table(
+        "What they cost",
+        ["cost", *costs],
+        [(_TITLES[name], *(costs[who][name] for who in costs)) for name in costs["full"]],
     )
 
 

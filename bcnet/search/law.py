@@ -46,9 +46,10 @@ class WidthLaw:
     def fit(cls, widths: ArrayLike, scores: ArrayLike, layers: ArrayLike | None = None) -> WidthLaw:
         """The law nearest to the scores (n,) of widths (n, L), with gains drawn towards the same gain per layer.
 
-        ``layers`` (L,) counts those of each width, one where left out. The least ``|y - X g|^2 + s |X|^2 / L |g - m|^2``
-        over g >= 0, where X are centred logarithms and m is the multiple of ``layers`` nearest to g. Of :data:`SHRINKS`,
-        s is the one under which the scores are likeliest, so a layer gains like any other where the scores tell little.
+        ``layers`` (L,) counts those of each width, one where left out. Found is the least of
+        ``|y - X g|^2 + s |X|^2 / L |g - m|^2`` over g >= 0, where X are centred logarithms and m is the multiple of
+        ``layers`` nearest to g. Of :data:`SHRINKS`, s is the one under which the scores are likeliest, so a layer gains
+        like any other where the scores tell little.
         """
         logs, given = np.log2(np.asarray(widths, dtype=np.float64)), np.asarray(scores, dtype=np.float64)
         middle = logs.mean(axis=0)
