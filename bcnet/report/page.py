@@ -201,8 +201,8 @@ def _law(data: ReportData) -> str:
     most = data.variables[data.gains.index(max(data.gains))].name
     return (
         "<h3>What a width is worth</h3><p>Single scores of a supernet err, and a search finds those that err upwards. "
-        "So a law is fitted to all of them: doubling a width adds a fixed amount, never negative, and held to be the same "
-        f"for each of its layers unless the scores tell otherwise. Doubling {escape(most)} adds most."
+        "So a law is fitted to all of them: doubling a width adds a fixed amount, never negative, the same for each "
+        f"of its layers unless the scores tell otherwise. Doubling {escape(most)} adds most."
         '</p><div class="chart low" id="law"></div>'
     )
 
