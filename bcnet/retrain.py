@@ -136,7 +136,8 @@ def _numbered(progress: Callable[[int, Progress], None] | None, number: int) -> 
 
 @torch.no_grad()
 def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> dict[str, float]:
-    """Mean ``score`` and ``loss`` of a network over all batches, and the task's further scores by name."""
+    """Mean ``score`` and ``loss`` of a network over all batches, the task's further scores by name, and the ``count``
+    of samples."""
     task = task or Task.classification()
     device = next(network.parameters()).device
     mode = network.training
@@ -153,7 +154,7 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
             count += len(x)
     finally:
         network.train(mode)
-    return dict(zip(names, (total / count).tolist(), strict=True))
+    return {**dict(zip(names, (total / count).tolist(), strict=True)), "count": count}
 
 
 def _output(network: nn.Module, x: Tensor) -> Any:

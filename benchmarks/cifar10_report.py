@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from statistics import mean
+from statistics import mean, variance
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,16 @@ def verdict(budget: str, runs: list[Run]) -> str:
     published = gains(runs, "published", "uniform")
     theirs = f" The widths that its authors published gain {mean(published):+.2f} points here." if published else ""
     return f"At {name}, {words}{printed}{beside}.{theirs}"
+
+
+def uncertainty(by_budget: dict[str, list[Run]]) -> list[str]:
+    """How sure the means are, from how much the gains over uniform scaling differ between seeds."""
+    every = [gains(runs, name, "uniform") for runs in by_budget.values() for name in ("found", "balanced", "published")]
+    several = [values for values in every if len(values) > 1]
+    if not several:
+        return []
+    error = mean(variance(values) / len(values) for values in several) ** 0.5
+    return [f"By how gains differ between seeds, a mean gain is uncertain by about {error:.2f} points.", ""]
 
 
 def by_loss(run: Run) -> bool:
@@ -296,6 +306,7 @@ def page(data: dict[str, Any], earlier: dict[str, Any] | None = None) -> str:
         "",
         *(f"- {verdict(budget, these)}" for budget, these in by_budget.items()),
         "",
+        *uncertainty(by_budget),
     ]
     for budget, these in by_budget.items():
         lines += [f"## {budget.removeprefix('flops=')} FLOPs", "", *accuracy_table(budget, these), "", *absent(these)]

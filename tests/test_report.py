@@ -52,6 +52,15 @@ def test_a_search_in_vain_is_called_that():
     ]
 
 
+def test_differences_that_may_be_chance_are_called_that():
+    worse = with_score(replace(example(), count=400), found=0.74)
+    assert words.verdict(worse)[1:] == [
+        "At the same budget, scaling all layers alike gives 75.24%, 1.24\N{NO-BREAK SPACE}points more.",
+        "On 400 test images, chance alone makes differences of up to 6.20\N{NO-BREAK SPACE}points.",
+    ]
+    assert words.verdict(replace(worse, count=40_000))[2].startswith("So the search was not worth it here")
+
+
 def test_latency_that_did_not_fall_is_said():
     data = example()
     slow = {**data.networks, "found": replace(data.found, latency_ms=40.0)}

@@ -86,6 +86,7 @@ def test_evaluation_is_the_mean_over_all_images() -> None:
     expected = F.cross_entropy(net(x), y).detach()
     found = evaluate(net.train(), images.val)
     assert found["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert found["count"] == len(y)
     assert net.training
 
 

@@ -49,7 +49,7 @@ class ReportData:
     ``full_widths`` (L,) are those of the original; ``supernet_scores`` what the supernet gave for ``full`` and
     ``uniform``; ``ranked_by`` says whether these and the trials' are scores or negated losses; ``gains`` (L,) are what
     the width law holds for doubling each width, where it chose; ``percent`` says that scores are shares, shown in
-    percent; ``facts`` and ``notes`` are for people.
+    percent; ``count`` is how many samples they are means of, where known; ``facts`` and ``notes`` are for people.
     """
 
     model: str
@@ -73,6 +73,7 @@ class ReportData:
     facts: Mapping[str, str]
     ranked_by: str = "score"
     gains: tuple[float, ...] | None = None
+    count: int | None = None
     notes: tuple[str, ...] = ()
     export: Mapping[str, Any] | None = field(default=None)
 
@@ -138,6 +139,7 @@ def _assembled(
         facts=_facts(run, train, search),
         ranked_by=search["ranked_by"],
         gains=tuple(search["law"]["gains"]) if search.get("law") else None,
+        count=rows["found"].get("count"),
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,
     )

@@ -69,9 +69,22 @@ def verdict(data: ReportData) -> list[str]:
     against = [_against(data, data.networks[name]) for name in RIVALS if name in data.networks]
     if against:
         sentences.append(f"At the same budget, {', and '.join(against)}.")
-    if any(data.networks[name].score > found.score for name in RIVALS if name in data.networks):
+    behind = max((data.networks[name].score - found.score for name in RIVALS if name in data.networks), default=0.0)
+    chance = _chance(data)
+    if behind > chance:
         sentences.append("So the search was not worth it here: train the supernet for longer, or take the better one.")
+    elif against and chance:
+        sentences.append(
+            f"On {data.count:,} {data.scored_on}, chance alone makes differences of up to {gap(data, chance)}."
+        )
     return sentences
+
+
+def _chance(data: ReportData) -> float:
+    """Two standard errors of the difference of two shares like the one found; nothing where that is not known."""
+    if not data.percent or not data.count:
+        return 0.0
+    return 2 * math.sqrt(2 * data.found.score * (1 - data.found.score) / data.count)
 
 
 def _against(data: ReportData, rival: Figures) -> str:
