@@ -320,10 +320,11 @@ def main() -> None:
         for path in paths:
             known = data.setdefault(part, [])
             known += [r for r in json.loads(path.read_text()) if r not in known]
-    for part, paths in (("stand_in", args.stand_in), ("readings", args.readings)):
+    for part, key, paths in (("stand_in", "setting", args.stand_in), ("readings", "reading", args.readings)):
         for path in paths:
-            known = data.setdefault(part, [])
-            known += [r for line in path.read_text().splitlines() if (r := json.loads(line)) not in known]
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            again = {r[key] for r in rows}
+            data[part] = [r for r in data.get(part, []) if r[key] not in again] + rows
     if args.table:
         data["predictors"] = predictors(args.table)
         add_law(data, args.table)
