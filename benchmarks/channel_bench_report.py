@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from bcnet.bench.correlation import correlations
-from bcnet.bench.rank import added, by_law, predicted
+from bcnet.bench.predictors import PREDICTORS, predicted
+from bcnet.bench.rank import added, by_law
 from bcnet.bench.table import ChannelBench
 from bcnet.provenance import origin
 
@@ -29,13 +30,7 @@ PRINTED = {
     "resnet": {"tas": (0.787, 0.781, 0.606), "autoslim": (0.803, 0.801, 0.612), "bcv2": (0.849, 0.857, 0.684)},
 }
 """Pearson, Spearman, Kendall of the paper's table; its BCNet row stands beside bcv2."""
-PREDICTORS = {
-    "flops": "FLOPs",
-    "params": "parameters",
-    "logs": "sum of log widths",
-    "widths": "log widths × layers",
-    "ceiling": "perfect predictor",
-}
+UNTRAINED = {**PREDICTORS, "logs": "sum of log widths", "ceiling": "perfect predictor"}
 GOALS = {"mobilenet": 0.76, "resnet": 0.72}
 METHODS = ("bcv2", "ua", "autoslim", "tas", "bc")
 """Methods to compare; with a base width of one group, as here, ``bcv2-printed`` is the same as ``bc``."""
@@ -49,7 +44,7 @@ def predictors(folder: Path) -> dict[str, Any]:
     found = {}
     for space in PRINTED:
         table = ChannelBench.load(space, folder)
-        rows = {name: correlations(predicted(name, table), table.mean) for name in ("flops", "params", "widths")}
+        rows = {name: correlations(predicted(name, table), table.mean) for name in PREDICTORS}
         rows["logs"] = correlations(np.log2(table.widths).sum(axis=1), table.mean)
         found[space] = {**rows, "ceiling": table.ceiling()}
     return found
@@ -281,7 +276,7 @@ def page(data: dict[str, Any]) -> str:
             "| ---: | ---: |",
             *rows_of(space, data),
         ]
-        for name, words in PREDICTORS.items():
+        for name, words in UNTRAINED.items():
             figures = " | ".join(f"{known[name][n]:.3f}" for n in NAMES)
             lines.append(f"| {words} | | | | | | {figures} | | | | | | | | |")
         lines += effects(space, data)

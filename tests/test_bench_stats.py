@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from bcnet.bench import ChannelBench, kendall, noise_ceiling, spearman
 from bcnet.bench.correlation import correlations, reliability
+from bcnet.bench.predictors import predicted
 from bcnet.cli import app
 
 # Correlations ---------------------------------------------------------------------------------------------------
@@ -85,22 +86,27 @@ def test_ceiling_at_the_ends() -> None:
 
 @needs_released
 @pytest.mark.parametrize(
-    ("name", "flops", "params", "best", "ceiling"),
+    ("name", "flops", "params", "widths", "best", "ceiling"),
     [
-        ("mobilenet", (74.0, 74.2, 54.6), (60.4, 60.3, 42.6), (91.223, 91.713, 91.857), 0.83),
-        ("resnet", (83.6, 85.7, 67.3), (66.9, 69.1, 50.9), (93.257, 93.647, 93.830), 0.81),
+        ("mobilenet", (74.0, 74.2, 54.6), (60.4, 60.3, 42.6), (85.2, 84.4, 65.2), (91.223, 91.713, 91.857), 0.83),
+        ("resnet", (83.6, 85.7, 67.3), (66.9, 69.1, 50.9), (91.5, 91.1, 74.3), (93.257, 93.647, 93.830), 0.81),
     ],
 )
 def test_released_tables_give_the_recomputed_figures(
-    name: str, flops: tuple[float, ...], params: tuple[float, ...], best: tuple[float, ...], ceiling: float
+    name: str,
+    flops: tuple[float, ...],
+    params: tuple[float, ...],
+    widths: tuple[float, ...],
+    best: tuple[float, ...],
+    ceiling: float,
 ) -> None:
     # Loading also proves the cost formulas: it compares them with all 16,384 entries.
     table = ChannelBench.load(name, RELEASED)
     assert table.released
     assert len(table) == 16_384
     assert table.acc.shape == (16_384, 3)
-    for cost, expected in (("flops", flops), ("params", params)):
-        found = table.correlate(table.costs[cost])
+    for predictor, expected in (("flops", flops), ("params", params), ("widths", widths)):
+        found = table.correlate(predicted(predictor, table))
         assert tuple(round(100 * value, 1) for value in found.values()) == expected
     full = table.query(table.space.max).flops
     assert tuple(round(float(table.best({"flops": f * full}).mean), 3) for f in (0.25, 0.5, 0.75)) == best
@@ -141,6 +147,8 @@ def test_stats_command(tmp_path: Path, table: ChannelBench) -> None:
     assert code == 0
     assert figures["flops"] == table.correlate(table.costs["flops"])
     assert figures["params"] == table.correlate(table.costs["params"])
+    worth = np.log2(table.widths) @ [len(v.layers) or 1 for v in SPACE.variables]
+    assert figures["widths"] == pytest.approx(table.correlate(worth))
     assert figures["ceiling"] == figures["ceilings"]["kendall"] == table.ceiling()["kendall"]
     assert sum(figures["histograms"]["accuracy"]["counts"]) == 64
 
@@ -154,6 +162,7 @@ def test_stats_command(tmp_path: Path, table: ChannelBench) -> None:
     page = (tmp_path / "report" / "stats.html").read_text()
     assert "<svg" in page
     assert f"<td>{figures['params']['kendall']:.3f}</td>" in page
+    assert f"<td>{figures['widths']['kendall']:.3f}</td>" in page
 
 
 def test_stats_of_one_seed_have_no_ceiling(tmp_path: Path, table: ChannelBench) -> None:

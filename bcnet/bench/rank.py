@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bcnet.bench.correlation import correlations
 from bcnet.bench.files import write_whole
+from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.bench.tas import TAS, train_tas
@@ -40,8 +41,6 @@ from bcnet.supernet.train import Progress, SupernetTraining, train_supernet
 from bcnet.supernet.walk import Options
 
 NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
-PREDICTORS = ("flops", "params", "widths")
-"""What needs no supernet; ``widths`` is the width law in which every layer gains alike."""
 SHARES = (0.25, 0.5, 0.75)
 
 
@@ -257,13 +256,6 @@ def by_law(score: NDArray[np.float64], table: ChannelBench, rows: NDArray[np.int
     widths, truth = table.widths[rows], table.mean[rows]
     guess = WidthLaw.fit(widths, score, table.space.layer_counts).predict(widths)
     return {**correlations(guess, truth), "regret": _regrets(guess, truth, table.costs["flops"][rows])}
-
-
-def predicted(predictor: str, table: ChannelBench) -> NDArray[Any]:
-    """What one of :data:`PREDICTORS` says of every network of a table, (n,)."""
-    if predictor == "widths":
-        return WidthLaw.balanced(table.space).predict(table.widths)
-    return table.costs[predictor]
 
 
 def added(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> NDArray[np.float64]:

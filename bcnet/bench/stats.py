@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bcnet.bench.correlation import Correlations, reliability
 from bcnet.bench.files import write_whole
+from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
 
@@ -27,9 +28,9 @@ PANEL_WIDTH, PANEL_HEIGHT, MARGIN = 320, 240, 40
 def statistics(table: ChannelBench) -> dict[str, Any]:
     """Everything ``bcnet bench stats`` says, ready for JSON.
 
-    "flops" and "params" each hold their "pearson", "spearman" and "kendall" with mean accuracy; "ceiling"
-    is the Kendall correlation of a perfect predictor and "ceilings" all three. A table of one seed tells
-    nothing of its noise: its ceiling is None.
+    "flops", "params" and "widths" (:data:`~bcnet.bench.predictors.PREDICTORS`) each hold their "pearson", "spearman"
+    and "kendall" with mean accuracy; "ceiling" is the Kendall correlation of a perfect predictor and "ceilings" all
+    three. A table of one seed tells nothing of its noise: its ceiling is None.
     """
     seeds = table.acc.shape[1]
     ceilings: Correlations | None = table.ceiling() if seeds > 1 else None
@@ -39,8 +40,7 @@ def statistics(table: ChannelBench) -> dict[str, Any]:
         "seeds": seeds,
         "sha256": table.sha256,
         "released": table.released,
-        "flops": table.correlate(table.costs["flops"]),
-        "params": table.correlate(table.costs["params"]),
+        **{name: table.correlate(predicted(name, table)) for name in PREDICTORS},
         "ceiling": ceilings["kendall"] if ceilings else None,
         "ceilings": ceilings,
         "reliability": reliability(table.acc) if seeds > 1 else None,
@@ -81,9 +81,9 @@ def histograms_svg(figures: dict[str, Any]) -> str:
 
 def page(figures: dict[str, Any]) -> str:
     """The figures and histograms of :func:`statistics` as one HTML page that needs nothing else."""
-    rows = [("FLOPs", figures["flops"]), ("Parameters", figures["params"])]
+    rows = [(label, figures[name]) for name, label in PREDICTORS.items()]
     if figures["ceilings"]:
-        rows.append(("Perfect predictor", figures["ceilings"]))
+        rows.append(("perfect predictor", figures["ceilings"]))
     cells = "".join(
         f"<tr><th>{label}</th>" + "".join(f"<td>{value:.3f}</td>" for value in row.values()) + "</tr>"
         for label, row in rows

@@ -33,7 +33,8 @@ def show_stats(
     out: Annotated[Path | None, typer.Option(help="Folder for stats.json, stats.html and histograms.svg.")] = None,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Show how FLOPs and parameters rank the networks of a table, and how well any score could."""
+    """Show how FLOPs, parameters and widths rank the networks of a table, and how well any score could."""
+    from bcnet.bench.predictors import PREDICTORS
     from bcnet.bench.stats import statistics, write_report
     from bcnet.bench.table import ChannelBench
 
@@ -44,7 +45,7 @@ def show_stats(
         print_json(figures)
         return
     ceilings = figures["ceilings"] or dict.fromkeys(figures["flops"], "-")
-    rows = [("FLOPs", figures["flops"]), ("parameters", figures["params"]), ("perfect predictor", ceilings)]
+    rows = [*((label, figures[name]) for name, label in PREDICTORS.items()), ("perfect predictor", ceilings)]
     table(
         f"Space {figures['space']}: {figures['networks']:,} networks, correlation with mean accuracy",
         ["score", "Pearson", "Spearman", "Kendall"],

@@ -1,0 +1,20 @@
+"""What ranks the networks of a table without any supernet: a supernet has to do better than these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from bcnet.bench.table import ChannelBench
+from bcnet.search.law import WidthLaw
+
+PREDICTORS = {"flops": "FLOPs", "params": "parameters", "widths": "log widths × layers"}
+"""By name, in words; ``widths`` is the width law in which every layer gains alike."""
+
+
+def predicted(predictor: str, table: ChannelBench) -> NDArray[Any]:
+    """What one of :data:`PREDICTORS` says of every network of a table, (n,)."""
+    if predictor == "widths":
+        return WidthLaw.balanced(table.space).predict(table.widths)
+    return table.costs[predictor]
