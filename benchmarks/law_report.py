@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.stats import kendalltau
 
@@ -52,17 +53,23 @@ def _spreads(variables: list[tuple[str, int, float]]) -> str:
     return " and ".join(f"{v.std() / v.mean():.2f}" for v in (gains, gains / layers))
 
 
+def gains_alone(widths: NDArray[Any], accuracy: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The law of networks trained alone, its gains drawn nowhere: centred logarithms (n, L) and gains (L,)."""
+    logs = np.log2(widths)
+    logs = logs - logs.mean(axis=0)
+    return logs, nnls(logs, accuracy - accuracy.mean())[0]
+
+
 def _stand_in() -> dict[str, Any]:
     """The law of the networks of Channel-Bench's stand-in, which were trained alone."""
     rows = [json.loads(line) for line in (RESULTS / "channel-bench-alone.jsonl").read_text().splitlines()]
     widths, accuracy = (np.array([r[key] for r in rows], dtype=float) for key in ("widths", "accuracy"))
-    x = np.log2(widths) - np.log2(widths).mean(axis=0)
-    gains = nnls(x, 100 * (accuracy - accuracy.mean()))[0]
+    logs, gains = gains_alone(widths, 100 * accuracy)
     counts = MOBILENET.layer_counts
     return {
         "variables": list(zip(MOBILENET.names, counts.astype(int).tolist(), gains.tolist(), strict=True)),
-        "balanced": float(kendalltau(x @ counts, accuracy).statistic),
-        "logs": float(kendalltau(x.sum(axis=1), accuracy).statistic),
+        "balanced": float(kendalltau(logs @ counts, accuracy).statistic),
+        "logs": float(kendalltau(logs.sum(axis=1), accuracy).statistic),
     }
 
 

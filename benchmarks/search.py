@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from law_report import gains_alone
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
@@ -161,9 +161,9 @@ def supernets_case(
     flops = table.costs["flops"]
     inside = flops <= percent / 100 * flops.max()
     judges = {"regret": table.mean, "denoised": denoised(table)}
-    even = space.decode(Limits(space, space.costs, [f"flops={percent}%"]).uniform_index())
-    balanced = WidthLaw.balanced(space).best(Limits(space, space.costs, [f"flops={percent}%"]))
-    found: dict[str, list[Any]] = {"uniform": [even], "balanced": [balanced]}
+    limits = Limits(space, space.costs, [f"flops={percent}%"])
+    unsearched = {"uniform": space.decode(limits.uniform_index()), "balanced": WidthLaw.balanced(space).best(limits)}
+    found: dict[str, list[Any]] = {name: [widths] for name, widths in unsearched.items()}
     for by, sign in (("accuracy", 1), ("loss", -1)):
         scores = np.empty(len(at))
         scores[at] = sign * stored[f"held_out_{by}"].mean(0)
@@ -197,11 +197,9 @@ def supernets(folder: Path, only: list[str]) -> dict[str, Any]:
 
 def alone(table: ChannelBench) -> dict[str, Any]:
     """The law of networks trained alone, its gains drawn nowhere: Kendall, and what each width gains, in points."""
-    logs = np.log2(table.widths)
-    x = logs - logs.mean(axis=0)
-    gains = nnls(x, table.mean - table.mean.mean())[0]
+    logs, gains = gains_alone(table.widths, table.mean)
     variables = [[v.name, len(v.layers), gain] for v, gain in zip(table.space.variables, gains.tolist(), strict=True)]
-    return {"fitted": table.correlate(x @ gains)["kendall"], "variables": variables}
+    return {"fitted": table.correlate(logs @ gains)["kendall"], "variables": variables}
 
 
 def noisy(folder: Path, only: list[str]) -> dict[str, Any]:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MODEL_ARGUMENT = typer.Argument(
     metavar="MODEL", help="zoo:NAME (or NAME), timm:NAME, torchvision:NAME or path/to/file.py:NAME."
 )
+GROUPS_OPTION = typer.Option(help="Groups the channels of a variable are divided into, K.")
+BASE_OPTION = typer.Option(help="Smallest width, in groups.")
+ROUND_OPTION = typer.Option(help="Keep widths multiples of this where it divides the full one.")
 INPUT_OPTION = typer.Option("--input", metavar="C,H,W", help="Shape of one input; else the model's own.")
 IGNORE_OPTION = typer.Option("--ignore", metavar="PATTERN", help="Layers whose width must stay; may be repeated.")
 SQUEEZE_OPTION = typer.Option("--se", help="Also search the squeeze widths that zoo:efficientnet_b0_imagenet keeps.")
@@ -63,9 +66,9 @@ def list_models(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
 
 def show_model(
     model: Annotated[str, MODEL_ARGUMENT],
-    groups: Annotated[int, typer.Option(help="Groups the channels of a variable are divided into, K.")] = 20,
-    base: Annotated[int, typer.Option(help="Smallest width, in groups.")] = 1,
-    round_to: Annotated[int, typer.Option(help="Keep widths multiples of this where it divides the full one.")] = 1,
+    groups: Annotated[int, GROUPS_OPTION] = 20,
+    base: Annotated[int, BASE_OPTION] = 1,
+    round_to: Annotated[int, ROUND_OPTION] = 1,
     input_shape: Annotated[str | None, INPUT_OPTION] = None,
     ignore: Annotated[list[str] | None, IGNORE_OPTION] = None,
     squeeze: Annotated[bool, SQUEEZE_OPTION] = False,
@@ -114,9 +117,9 @@ def balance(
     budget: Annotated[
         list[str], typer.Option(metavar="NAME=VALUE", help="flops=50%, params=3M, ...; may be repeated.")
     ],
-    groups: Annotated[int, typer.Option(help="Groups the channels of a variable are divided into, K.")] = 20,
-    base: Annotated[int, typer.Option(help="Smallest width, in groups.")] = 1,
-    round_to: Annotated[int, typer.Option(help="Keep widths multiples of this where it divides the full one.")] = 1,
+    groups: Annotated[int, GROUPS_OPTION] = 20,
+    base: Annotated[int, BASE_OPTION] = 1,
+    round_to: Annotated[int, ROUND_OPTION] = 1,
     input_shape: Annotated[str | None, INPUT_OPTION] = None,
     ignore: Annotated[list[str] | None, IGNORE_OPTION] = None,
     squeeze: Annotated[bool, SQUEEZE_OPTION] = False,

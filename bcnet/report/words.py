@@ -9,7 +9,6 @@ from bcnet.report.data import Figures, ReportData
 from bcnet.search.budget import format_cost
 
 COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
-TITLES = {"full": "full", "uniform": "uniform", "balanced": "balanced", "random": "random", "found": "found"}
 RIVALS = {
     "uniform": "scaling all layers alike",
     "balanced": "balancing layers without a search",
@@ -66,14 +65,14 @@ def verdict(data: ReportData) -> list[str]:
         f"on the {data.scored_on} of {data.data}"
         + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}.")
     ]
-    against = [_against(data, data.networks[name]) for name in RIVALS if name in data.networks]
-    if against:
-        sentences.append(f"At the same budget, {', and '.join(against)}.")
-    behind = max((data.networks[name].score - found.score for name in RIVALS if name in data.networks), default=0.0)
+    rivals = [data.networks[name] for name in RIVALS if name in data.networks]
+    if rivals:
+        sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
+    behind = max((rival.score - found.score for rival in rivals), default=0.0)
     chance = _chance(data)
     if behind > chance:
         sentences.append("So the search was not worth it here: train the supernet for longer, or take the better one.")
-    elif against and chance:
+    elif rivals and chance:
         sentences.append(
             f"On {data.count:,} {data.scored_on}, chance alone makes differences of up to {gap(data, chance)}."
         )
