@@ -22,6 +22,7 @@ from bcnet.supernet import gpu_conv
 from bcnet.supernet.exhaustive import Options, score_all
 from bcnet.supernet.gpu_kernels import matrix
 from bcnet.supernet.supernet import Supernet
+from bcnet.supernet.walk import Walker
 torch.manual_seed(0)
 torch.set_num_threads(1)
 gpu_conv.IMAGES, gpu_conv.WIDTH = 16, 32
@@ -110,4 +111,38 @@ exact = score_all(net, data).loss
 fused = score_all(net, data, options=Options(bf16=True, fused=True)).loss
 assert sorted(meta) == [False, False, True], meta
 assert np.abs(fused - exact).max() < 0.1 * exact.std(), (fused - exact, exact.std())
+""")
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_residual_network(dropout: bool) -> None:
+    """The last variable's candidates are pooled at once, and so are their logits."""
+    check(f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        forms = ((1, 16, 1), (16, 128, 1), (128, 16, 3, 1, 1))
+        self.convs = nn.ModuleList(nn.Conv2d(*form, bias=False) for form in forms)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(c) for c in (16, 128, 16))
+        self.drop, self.classifier = nn.Dropout() if {dropout} else nn.Identity(), nn.Linear(16, 10)
+    def forward(self, x):
+        x = self.norms[0](self.convs[0](x)).relu()
+        y = self.norms[1](self.convs[1](x)).relu()
+        x = (self.norms[2](self.convs[2](y)) + x).relu()
+        return self.classifier(self.drop(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)))
+net = Supernet(trace(Net(), torch.randn(2, 1, 2, 2), groups=2), "bcv2")
+for parameter in net.parameters():
+    nn.init.normal_(parameter, std=0.5)
+data = [(torch.randn(n, 1, 2, 2), torch.randint(0, 10, (n,))) for n in (12, 9)]
+exact = score_all(net, data).loss
+real, ends = Walker.finish, []
+def finish(self):
+    logits = real(self)
+    ends.append(tuple(logits.shape))
+    assert self.tree.output not in self.values
+    return logits
+Walker.finish = finish
+fused = score_all(net, data, options=Options(bf16=True, fused=True)).loss
+assert ends == 4 * [(2, 12, 10)] + 4 * [(2, 9, 10)], ends
+assert np.abs(fused - exact).max() < 0.02 * exact.std(), (fused - exact, exact.std())
 """)

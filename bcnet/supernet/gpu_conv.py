@@ -1,9 +1,10 @@
 """One Triton kernel for a dense convolution that all candidates of its input's width share, and its batch norm.
 
-A program makes a tile of images x output channels at one pixel, so that the taps that fall into the padding are left
-out for the whole tile. It goes through the input channels group by group, one for each candidate; at the end of a
-group it writes the sum so far and its statistics. Input and weight are read through tensor descriptors, which a GPU
-with Hopper's tensor memory accelerator copies while it multiplies. Activations are matrices as in
+A program makes one tile of output channels x images at one pixel after the other, so that the taps that fall into the
+padding are left out for a whole tile. It goes through the input channels group by group, one for each candidate; at
+the end of a group it writes the sum so far and its statistics. Channels are the rows of a tile, so that each thread
+holds many images of a channel and adds them up by itself. Input and weight are read through tensor descriptors, which
+a GPU with Hopper's tensor memory accelerator copies while it multiplies. Activations are matrices as in
 :mod:`bcnet.supernet.gpu_kernels`; here too the interpreter runs the kernels, and nothing is run on the meta device.
 """
 
@@ -24,24 +25,45 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 IMAGES, WIDTH, DEPTH = 256, 128, 64  # of a tile: images, output channels, input channels that are read at once
-STAGES = 4  # tiles of the input that are on their way at a time
+STAGES = 3  # tiles of the input that are on their way at a time
 ROOM = 227 << 10  # bytes of shared memory that a program may take
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @triton.jit
-def _keep(part, out, found, columns, groups, g, image, pixel, column, BM: tl.constexpr, BN: tl.constexpr):
-    """Write a sum (BM, BN) and its statistics, which ``found`` points to."""
-    out.store([g, image, pixel, column], part.to(out.dtype).reshape(1, BM, 1, BN))
-    channel = column + tl.arange(0, BN)
-    target = found + g * columns + channel
-    tl.store(target, tl.sum(part, 0), mask=channel < columns)
-    tl.store(target + groups * columns, tl.sum(part * part, 0), mask=channel < columns)
+def _window(position, size, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr):
+    """The taps of an output's position that lie within ``size``: where the first stands, its number, how many."""
+    begin = position * STRIDE - PAD
+    first = tl.maximum(begin, 0)
+    return first, first - begin, tl.minimum(begin + KERNEL, size) - first
+
+
+@triton.jit
+def _jump(go, tile, by, tiles, out_width, out_height):
+    """A tile (columns, pixel across, pixel down, images) and, where ``go``, the one ``by`` further, digit by digit."""
+    column, across, down, block = tile
+    column = tl.where(go, column + by[0], column)
+    carry = (column >= tiles).to(tl.int32)
+    across = tl.where(go, across + by[1] + carry, across)
+    column -= carry * tiles
+    carry = (across >= out_width).to(tl.int32)
+    down = tl.where(go, down + by[2] + carry, down)
+    across -= carry * out_width
+    carry = (down >= out_height).to(tl.int32)
+    block = tl.where(go, block + by[3] + carry, block)
+    return column, across, down - carry * out_height, block
+
+
+@triton.jit
+def _digits(number, tiles, out_width, out_height):
+    """A number as a tile (columns, pixel across, pixel down, images)."""
+    rest = number // tiles
+    return number % tiles, rest % out_width, rest // out_width % out_height, rest // (out_width * out_height)
 
 
 @triton.jit(do_not_specialize=["groups", "depth"])
 def _convolve_kernel(
-    x, weight, out, found, first, step, groups, depth, stride, images, columns, channels,
+    x, weight, out, found, first, step, groups, depth, stride, blocks, columns, channels,
     height, width, out_height, out_width,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, WIDEN: tl.constexpr,
@@ -52,54 +74,63 @@ def _convolve_kernel(
     columns); found (blocks, pixels, 2, groups, columns) are sums and sums of squares of the BM images of a block.
     """
     tiles = tl.cdiv(columns, BN)
-    column = (tl.program_id(0) % tiles) * BN
     pixels = out_height * out_width
-    pixel = (tl.program_id(0) // tiles + out_width) % pixels  # the first row, with few taps, comes last
-    image = tl.program_id(0) // (tiles * pixels) * BM
-    down = pixel // out_width * STRIDE - PAD
-    right = pixel % out_width * STRIDE - PAD
-    left = tl.maximum(right, 0)
-    across = tl.minimum(right + KERNEL, width) - left
-    top = tl.maximum(down, 0)
-    taps = (tl.minimum(down + KERNEL, height) - top) * across
     size = depth * BK
+    by = _digits(tl.num_programs(0), tiles, out_width, out_height)
+    own = _digits(tl.program_id(0), tiles, out_width, out_height)
+    taps, tile = 0, own
+    for _ in range(tl.cdiv(blocks * pixels * tiles - tl.program_id(0), tl.num_programs(0))):
+        taps += _window(tile[1], width, KERNEL, STRIDE, PAD)[2] * _window(tile[2], height, KERNEL, STRIDE, PAD)[2]
+        tile = _jump(True, tile, by, tiles, out_width, out_height)
+    tile = own
+    left, right, across = _window(tile[1], width, KERNEL, STRIDE, PAD)
+    top, down, high = _window(tile[2], height, KERNEL, STRIDE, PAD)
     place = (top * width + left) * stride + first
-    number = ((top - down) * KERNEL + left - right) * channels
-    back = step - (taps // across * width) * stride
-    again = size - (taps // across * KERNEL) * channels
-    target = found + (image // BM * pixels + pixel) * 2 * groups * columns
-    total = tl.zeros((BM, BN), tl.float32)
-    k, over, tap, g, ends = 0, 0, 0, 0, taps * depth
-    # One loop over groups, taps and channels, so that the loads of a group are under way while the sum before it is
-    # written; counted on without divisions, which would hold up the next product.
-    for i in range(taps * depth * groups):
-        a = x.load([image, place + k])
-        b = weight.load([column, number + k])
+    number = (down * KERNEL + right) * channels
+    total = tl.zeros((BN, BM), tl.float32)
+    k, over, under, g = 0, 0, 0, 0
+    # One loop over tiles, groups, taps and channels, so that the next loads are under way while a sum is written;
+    # counted on without divisions, which would hold up the next product.
+    for _ in range(taps * depth * groups):
+        a = x.load([tile[3] * BM, place + k])
+        b = weight.load([tile[0] * BN, number + k])
         if WIDEN:
             a, b = a.to(tl.float32), b.to(tl.float32)
-        total = tl.dot(a, b.T, total)
+        total = tl.dot(b, a.T, total)
+        here, group = tile, g
         k += BK
         new = k == size
         k = tl.where(new, 0, k)
         over = tl.where(new, over + 1, over)
-        tap = tl.where(new, tap + 1, tap)
         place = tl.where(new, place + stride, place)
         number = tl.where(new, number + channels, number)
         new = over == across
         over = tl.where(new, 0, over)
+        under = tl.where(new, under + 1, under)
         place = tl.where(new, place + (width - across) * stride, place)
         number = tl.where(new, number + (KERNEL - across) * channels, number)
-        new = tap == taps
-        tap = tl.where(new, 0, tap)
-        place = tl.where(new, place + back, place)
-        number = tl.where(new, number + again, number)
-        if i + 1 == ends:
-            # In halves, which take less shared memory.
-            near, far = total.reshape(BM, 2, BN // 2).permute(0, 2, 1).split()
-            _keep(near, out, target, columns, groups, g, image, pixel, column, BM, BN // 2)
-            _keep(far, out, target, columns, groups, g, image, pixel, column + BN // 2, BM, BN // 2)
-            g += 1
-            ends += taps * depth
+        summed = under == high
+        under = tl.where(summed, 0, under)
+        place = tl.where(summed, place + step - high * width * stride, place)
+        number = tl.where(summed, number + size - high * KERNEL * channels, number)
+        g = tl.where(summed, g + 1, g)
+        new = g == groups
+        g = tl.where(new, 0, g)
+        tile = _jump(new, tile, by, tiles, out_width, out_height)
+        left, right, across = _window(tile[1], width, KERNEL, STRIDE, PAD)
+        top, down, high = _window(tile[2], height, KERNEL, STRIDE, PAD)
+        place = tl.where(new, (top * width + left) * stride + first, place)
+        number = tl.where(new, (down * KERNEL + right) * channels, number)
+        if summed:
+            pixel = here[2] * out_width + here[1]
+            kept = total.to(out.dtype).T.reshape(1, BM, 1, BN)
+            out.store([group, here[3] * BM, pixel, here[0] * BN], kept)
+            channel = here[0] * BN + tl.arange(0, BN)
+            target = found + ((here[3] * pixels + pixel) * 2 * groups + group) * columns + channel
+            tl.store(target, tl.sum(total, 1), mask=channel < columns)
+            tl.store(target + groups * columns, tl.sum(total * total, 1), mask=channel < columns)
+            if group + 1 == groups:
+                total = tl.zeros((BN, BM), tl.float32)
 
 
 @triton.jit(do_not_specialize=["groups", "blocks"])
@@ -219,6 +250,12 @@ def _roomy() -> bool:
     return properties is not None and properties.shared_memory_per_block_optin >= ROOM
 
 
+@cache
+def _programs() -> int:
+    """One for each multiprocessor; a few for the interpreter."""
+    return 3 if INTERPRETED else torch.cuda.get_device_properties().multi_processor_count
+
+
 def fits(x: Tensor, weight: Tensor, groups: Groups) -> bool:
     """Whether the kernel can take x (n, C, H, W) and is the better way: a 1x1 convolution is a matrix product."""
     _, _, height, width = x.shape
@@ -250,11 +287,11 @@ def convolve(
         flat = TensorDescriptor(
             x, [n, (height * width - 1) * apart + x.shape[1]], [height * width * apart, 1], [IMAGES, DEPTH]
         )
-        _convolve_kernel[(blocks * pixels * triton.cdiv(columns, WIDTH),)](
+        _convolve_kernel[(min(_programs(), blocks * pixels * triton.cdiv(columns, WIDTH)),)](
             flat, TensorDescriptor.from_tensor(weight, [WIDTH, DEPTH]),
-            TensorDescriptor.from_tensor(out.unflatten(1, (n, pixels)), [1, IMAGES, 1, WIDTH // 2]), found,
+            TensorDescriptor.from_tensor(out.unflatten(1, (n, pixels)), [1, IMAGES, 1, WIDTH]), found,
             groups.first, groups.step, groups.count, groups.size // DEPTH, apart,
-            n, columns, weight.shape[1] // kernel**2, height, width, *size,
+            blocks, columns, weight.shape[1] // kernel**2, height, width, *size,
             KERNEL=kernel, STRIDE=stride, PAD=pad,
             BM=IMAGES, BN=WIDTH, BK=DEPTH, WIDEN=INTERPRETED, num_warps=8, num_stages=STAGES,
         )  # fmt: skip

@@ -158,14 +158,23 @@ class Normed(Step):
             del walker.sums[self.node]
         return results[rank]
 
+    @property
+    def stacks(self) -> bool:
+        """Pooled results are small, so that what follows can take them all at once."""
+        return self.dense.shared and self.pool
+
+    def stacked(self) -> Tensor:
+        found = self._all(self.walker.values[self.dense.x.node], self._parts())
+        return _side_by_side(found)[..., None, None]
+
     def _parts(self) -> list[Part]:
         """What each candidate adds."""
         walker, dense = self.walker, self.dense
-        found, units = [], walker.candidates[dense.variable]
-        for rank, unit in enumerate(units):
-            walker.units[dense.variable] = unit
+        found, before = [], walker.units[dense.variable]
+        for rank, units in enumerate(walker.candidates[dense.variable]):
+            walker.units[dense.variable] = units
             found.append(dense.parts(rank))
-        walker.units[dense.variable] = units[0]
+        walker.units[dense.variable] = before
         return found
 
     def _all(self, x: Tensor, parts: Sequence[Part]) -> list[Tensor]:

@@ -117,6 +117,20 @@ class Step(ABC):
     def run(self) -> Any:
         """The value of the step's node at the current units."""
 
+    @property
+    def stacks(self) -> bool:
+        """Whether :meth:`stacked` gives the values for every candidate of the variable its level chooses."""
+        return False
+
+    def stacked(self) -> Tensor:
+        """The values for every candidate, (candidates, n, ...)."""
+        raise NotImplementedError
+
+    @property
+    def apart(self) -> bool:
+        """Whether it treats every image apart, in the same way whatever candidate its level chooses."""
+        return False
+
 
 class Call(Step):
     """An operator that treats channels apart, run as it stands in the graph."""
@@ -130,6 +144,10 @@ class Call(Step):
     def run(self) -> Any:
         return self.target(*[read(a) for a in self.args], **{k: read(a) for k, a in self.kwargs.items()})
 
+    @property
+    def apart(self) -> bool:
+        return self.target is torch.ops.aten.flatten.using_ints and self.args[1:2] == [1]
+
 
 class Same(Step):
     """Dropout in evaluation."""
@@ -140,6 +158,10 @@ class Same(Step):
 
     def run(self) -> Any:
         return self.x.read()
+
+    @property
+    def apart(self) -> bool:
+        return True
 
 
 class Norm(Step):
@@ -206,13 +228,21 @@ class Dense(Step):
         return cut(self.walker.values[self.x.node], self._dim, pieces)
 
     @property
+    def _ends(self) -> bool:
+        """Whether it is a linear layer of fixed outputs."""
+        return self.work.kind == "aten::linear" and not self.axes[0].variables
+
+    @property
+    def apart(self) -> bool:
+        return self._ends and not self.shared and self.variable not in self.weight.variables
+
+    @property
     def stacks(self) -> bool:
-        """Whether it is a linear layer of fixed outputs, so cheap that all candidates go in one product."""
-        linear = self.work.kind == "aten::linear" and not self.axes[0].variables
-        return linear and self.shared and self.x.layout == Layout(1, self.axes[1])
+        """A linear layer of fixed outputs is so cheap that all candidates go in one product."""
+        return self._ends and self.shared and self.x.layout == Layout(1, self.axes[1])
 
     def stacked(self) -> Tensor:
-        """The outputs for every candidate, (candidates, n, outputs): channels it lacks have weight 0."""
+        """(candidates, n, outputs): channels that a candidate lacks have weight 0."""
         walker, v = self.walker, self.variable
         key = tuple(walker.units[u] for u in self.weight.variables)
         if key not in self._stacks:

@@ -18,7 +18,7 @@ from bcnet.space.axis import Axis
 from bcnet.space.network import Side
 from bcnet.space.resize import sliced
 from bcnet.supernet.sharing import Tree
-from bcnet.supernet.steps import Dense, Maker
+from bcnet.supernet.steps import Maker
 from bcnet.supernet.supernet import Supernet
 
 
@@ -106,15 +106,21 @@ class Walker:
 
     @property
     def finishes(self) -> bool:
-        """Whether the last level is one linear layer, the output: then :meth:`finish` gives all its candidates."""
+        """Whether the last level begins with a step that gives all candidates at once, and then treats images apart."""
         last = self._levels[-1]
-        return len(last) == 1 and isinstance(last[0], Dense) and last[0].node is self.tree.output and last[0].stacks
+        return bool(last) and last[0].stacks and all(step.apart for step in last[1:])
 
     def finish(self) -> Tensor:
         """The logits for every candidate of the last variable, (candidates, n, classes)."""
-        step = self._levels[-1][0]
-        assert isinstance(step, Dense)
-        return step.stacked()
+        first, *rest = self._levels[-1]
+        found = first.stacked()
+        if rest:
+            self.values[first.node] = found.flatten(0, 1)
+            for step in rest:
+                self.values[step.node] = step.run()
+            found = self.output.unflatten(0, found.shape[:2])
+        self._forget(len(self._levels) - 1)
+        return found
 
     @property
     def output(self) -> Tensor:
