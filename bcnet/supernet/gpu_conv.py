@@ -61,6 +61,14 @@ def _digits(number, tiles, out_width, out_height):
     return number % tiles, rest % out_width, rest // out_width % out_height, rest // (out_width * out_height)
 
 
+@triton.jit
+def _across(tile, out_width):
+    """The pixel across: a row further down begins a pixel further, so that the tiles of a program, which are equally
+    far from each other, come to the edges as often as those of any other."""
+    turned = tile[1] + tl.minimum(tile[2], out_width - 1)
+    return tl.where(turned < out_width, turned, turned - out_width)
+
+
 @triton.jit(do_not_specialize=["groups", "depth"])
 def _convolve_kernel(
     x, weight, out, found, first, step, groups, depth, stride, blocks, columns, channels,
@@ -80,10 +88,11 @@ def _convolve_kernel(
     own = _digits(tl.program_id(0), tiles, out_width, out_height)
     taps, tile = 0, own
     for _ in range(tl.cdiv(blocks * pixels * tiles - tl.program_id(0), tl.num_programs(0))):
-        taps += _window(tile[1], width, KERNEL, STRIDE, PAD)[2] * _window(tile[2], height, KERNEL, STRIDE, PAD)[2]
+        across = _window(_across(tile, out_width), width, KERNEL, STRIDE, PAD)[2]
+        taps += across * _window(tile[2], height, KERNEL, STRIDE, PAD)[2]
         tile = _jump(True, tile, by, tiles, out_width, out_height)
     tile = own
-    left, right, across = _window(tile[1], width, KERNEL, STRIDE, PAD)
+    left, right, across = _window(_across(tile, out_width), width, KERNEL, STRIDE, PAD)
     top, down, high = _window(tile[2], height, KERNEL, STRIDE, PAD)
     place = (top * width + left) * stride + first
     number = (down * KERNEL + right) * channels
@@ -117,12 +126,12 @@ def _convolve_kernel(
         new = g == groups
         g = tl.where(new, 0, g)
         tile = _jump(new, tile, by, tiles, out_width, out_height)
-        left, right, across = _window(tile[1], width, KERNEL, STRIDE, PAD)
+        left, right, across = _window(_across(tile, out_width), width, KERNEL, STRIDE, PAD)
         top, down, high = _window(tile[2], height, KERNEL, STRIDE, PAD)
         place = tl.where(new, (top * width + left) * stride + first, place)
         number = tl.where(new, (down * KERNEL + right) * channels, number)
         if summed:
-            pixel = here[2] * out_width + here[1]
+            pixel = here[2] * out_width + _across(here, out_width)
             kept = total.to(out.dtype).T.reshape(1, BM, 1, BN)
             out.store([group, here[3] * BM, pixel, here[0] * BN], kept)
             channel = here[0] * BN + tl.arange(0, BN)
@@ -317,9 +326,10 @@ def apply(sums: Tensor, affine: tuple[Tensor, Tensor], other: Tensor | None, rel
     count, rows, columns = sums.shape
     if not sums.is_meta:
         given, stride = (sums, 0) if other is None else (other, other.stride(0))
-        _apply_kernel[(triton.cdiv(rows, 64), triton.cdiv(columns, 128))](
+        wide = 512 if columns % 512 == 0 else 128
+        _apply_kernel[(triton.cdiv(rows, 4096 // wide), triton.cdiv(columns, wide))](
             sums, *affine, given, rows, columns, stride,
-            G=count, RELU=relu, ADD=other is not None, BM=64, BN=128, num_warps=4,
+            G=count, RELU=relu, ADD=other is not None, BM=4096 // wide, BN=wide, num_warps=4,
         )  # fmt: skip
     return sums
 
@@ -330,8 +340,10 @@ def apply_pool(sums: Tensor, affine: tuple[Tensor, Tensor], other: Tensor | None
     out = torch.empty(count, images, columns, device=sums.device)
     if not sums.is_meta:
         given, stride = (sums, 0) if other is None else (other, other.stride(0))
-        _pool_kernel[(images, triton.cdiv(columns, 128))](
+        wide = 256 if columns % 256 == 0 else 128
+        _pool_kernel[(images, triton.cdiv(columns, wide))](
             sums, *affine, given, out, images, columns, rows // images, stride,
-            G=count, GP=triton.next_power_of_2(count), RELU=relu, ADD=other is not None, BM=8, BN=128, num_warps=4,
+            G=count, GP=triton.next_power_of_2(count), RELU=relu, ADD=other is not None,
+            BM=1024 // wide, BN=wide, num_warps=4,
         )  # fmt: skip
     return out
