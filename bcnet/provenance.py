@@ -15,12 +15,19 @@ from typing import Any
 def provenance(device: str = "cpu", packages: tuple[str, ...] = ("torch", "numpy")) -> dict[str, Any]:
     """Facts about this process, ready for JSON; ``device`` is where it computed."""
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "commit": commit(),
         "machine": _machine(device),
         "versions": {"python": platform.python_version(), **{name: package_version(name) for name in packages}},
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
+
+
+def _program() -> str:
+    """What was run: a script of bcnet's own checkout as it is called from there, anything else by its name."""
+    script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[1]
+    own = script.suffix == ".py" and script.is_relative_to(root)
+    return f"python {script.relative_to(root).as_posix()}" if own else script.name
 
 
 def origin(facts: dict[str, Any]) -> str:

@@ -176,7 +176,6 @@ def main() -> None:
     torch.set_num_threads(THREADS)
     runs = {(budget, seed): opened(args, budget, seed) for seed in args.seeds for budget in args.budgets}
     origin = provenance(args.device, ("torch", "numpy", "scipy", "pymoo"))
-    origin["command"] = f"python benchmarks/{origin['command']}"
     if args.out.exists():
         earlier = json.loads(args.out.read_text())
         origin["before"] = [*earlier.get("before", []), earlier["command"]]

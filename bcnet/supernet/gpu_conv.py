@@ -99,7 +99,7 @@ def _convolve_kernel(
     total = tl.zeros((BN, BM), tl.float32)
     k, over, under, g = 0, 0, 0, 0
     # One loop over tiles, groups, taps and channels, so that the next loads are under way while a sum is written;
-    # counted on without divisions, which would hold up the next product.
+    # counted on without divisions or branches, which would hold up the next product or the loads.
     for _ in range(taps * depth * groups):
         a = x.load([tile[3] * BM, place + k])
         b = weight.load([tile[0] * BN, number + k])
