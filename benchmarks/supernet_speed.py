@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -239,65 +238,6 @@ def kernel_times(variant: Variant, steps: int) -> dict[str, Any]:
     }
 
 
-def micro_cuda() -> dict[str, Any]:
-    """Single kernels on the largest layers of the MobileNet space at average widths, against the copy's bandwidth."""
-    from triton.testing import do_bench
-
-    from bcnet.supernet.fused import kernels
-    from bcnet.supernet.fused.values import Affine, Rows, Window
-
-    results: dict[str, Any] = {}
-    source = torch.randn(2**28, device="cuda", dtype=torch.bfloat16)
-    copy_ms = float(do_bench(source.clone, warmup=10, rep=30, return_mode="median"))
-    results["copy_tb_s"] = round(2 * source.numel() * 2 / copy_ms / 1e9, 2)
-    del source
-    rows, channels, sides = 65536, 480, 2
-    one = sides * rows * channels * 2
-    y, d = (torch.randn(sides, rows, channels, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    value, grad = Rows.whole(y), Rows.whole(d)
-    ones, zeros = torch.ones(sides * channels, device="cuda"), torch.zeros(sides * channels, device="cuda")
-    norm = Affine(ones, zeros, *(torch.zeros(sides, 2, channels, device="cuda") for _ in range(2)), 1e-5, 1)
-    window, half = (Window(256, 16, 16, 3, stride, (1, 1)) for stride in (1, 2))
-    quarter = Rows.whole(d[:, : rows // 4].contiguous())
-    weight = torch.randn(sides * 9 * channels, device="cuda")
-    found = torch.zeros(sides, 9, channels, device="cuda")
-    calls: dict[str, tuple[str, float, Callable[[], Any]]] = {
-        "statistics": ("reduce", 1, lambda: kernels.statistics(value, norm)),
-        "norm sums": ("reduce", 2, lambda: kernels.norm_sums([grad], value, norm, None, False)),
-        "normalise": ("apply", 2, lambda: kernels.normalise(value, norm, None)),
-        "norm gradient": ("apply", 3, lambda: kernels.norm_gradient([grad], value, norm)),
-        "depthwise": ("rows", 2, lambda: kernels.depthwise_forward(value, weight, window, norm, norm)),
-        "depthwise back": (
-            "rows_back", 3, lambda: kernels.depthwise_backward(grad, value, weight, window, norm, found),
-        ),
-        "depthwise back, halved": (
-            "half_back", 2.25, lambda: kernels.depthwise_backward(quarter, value, weight, half, norm, found),
-        ),
-    }  # fmt: skip
-    standard = kernels.tuning
-    for name, (which, moved, call) in calls.items():
-        for block in BLOCKS[which]:
-            for programs in (8,) if which == "apply" else (4, 8, 16):
-                kernels.tuning = replace(standard, **{which: block, "programs": 132 * programs})
-                ms = attempt(name, lambda call=call: float(do_bench(call, warmup=3, rep=12, return_mode="median")))
-                if not isinstance(ms, dict):
-                    key = f"{name}, rows {block[0]} channels {block[1]} warps {block[2]} programs {programs}"
-                    results[key] = {"ms": round(ms, 4), "tb_s": round(moved * one / ms / 1e9, 2)}
-                    print(f"  {key:75s} {ms:8.4f} ms {results[key]['tb_s']:6.2f} TB/s", flush=True)
-    kernels.tuning = standard
-    return results
-
-
-BLOCKS = {
-    "reduce": [(32, 64, 4), (64, 64, 4), (16, 128, 4), (32, 128, 4), (64, 32, 4), (32, 64, 8), (16, 64, 4)],
-    "apply": [(64, 64, 4), (32, 64, 4), (16, 128, 4), (32, 128, 4), (128, 64, 4)],
-    "rows": [(16, 32, 2), (16, 64, 4), (16, 32, 4), (32, 32, 4), (8, 32, 2)],
-    "rows_back": [(16, 32, 4), (16, 32, 2), (16, 64, 8), (8, 32, 2), (8, 64, 4), (16, 16, 2)],
-    "half_back": [(16, 32, 4), (16, 64, 4), (16, 32, 2), (8, 64, 4), (16, 64, 8)],
-}  # fmt: skip
-"""Blocks that are tried: rows, channels, warps."""
-
-
 def on_cuda(args: argparse.Namespace, results: dict[str, Any]) -> None:
     results["device"] = torch.cuda.get_device_name()
     for name in args.networks:
@@ -310,7 +250,6 @@ def on_cuda(args: argparse.Namespace, results: dict[str, Any]) -> None:
             plan = (name, batch, args.engines, args.rounds, steps)
             results[key] = attempt(key, lambda plan=plan: time_cuda(*plan))
             keep(args.out, results)
-    results["micro"] = attempt("micro", micro_cuda) if args.micro else {}
 
 
 def show_cuda(results: dict[str, Any], networks: list[str]) -> None:
@@ -435,7 +374,6 @@ def main() -> None:
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--engines", nargs="*", default=["joint", "plain", "fused single", "fused"])
     parser.add_argument("--batches", nargs="*", type=int, default=[256, 1024])
-    parser.add_argument("--micro", action="store_true", help="also time single kernels at several block sizes")
     args = parser.parse_args()
     results: dict[str, Any] = {
         "command": "python benchmarks/supernet_speed.py " + " ".join(sys.argv[1:]),

@@ -140,7 +140,7 @@ def main() -> None:
     data: dict[str, Any] = json.loads(home.read_text()) if home.exists() else {"versions": []}
     for part in ("cuda", "cpu"):
         if given := getattr(args, part):
-            data[part] = {k: v for k, v in json.loads(given.read_text()).items() if k != "micro"}
+            data[part] = json.loads(given.read_text())
     home.write_text(json.dumps(data, indent=1) + "\n")
     versions = "\n".join(f"| {what} | {step:.1f} | {gpu:.1f} |" for what, step, gpu in data["versions"])
     parts = [INTRO, *cuda(data["cuda"]), TRIED.format(versions=versions), *cpu(data["cpu"])]

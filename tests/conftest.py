@@ -1,6 +1,21 @@
 """Shared by all tests: hypothesis draws the same examples in every run, so that a red run can be repeated."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
 from hypothesis import settings
 
 settings.register_profile("bcnet", deadline=None, derandomize=True)
 settings.load_profile("bcnet")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Another number of threads adds in another order, and the last bits differ."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

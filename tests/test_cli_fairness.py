@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from terminal import run, shell
 
 import bcnet
-from bcnet.cli import app
 from bcnet.cli.fairness import PLOT_WIDTH, plot
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, list(arguments), prog_name="bcnet")
-
-
-def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``bcnet`` in a process of its own, without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "bcnet", *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env=os.environ | {"PYTHONIOENCODING": "utf-8"} | environment,
-    )
 
 
 def test_version_and_help():

@@ -1,22 +1,19 @@
-"""``bcnet models``, ``show``, ``cost`` and ``balance``, and what they tell a mistaken user."""
+"""``bcnet models``, ``show`` and ``cost``, and what they tell a mistaken user."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from terminal import answer, cells, run, shell
 from test_zoo import golden_widths
 from traced import space_of
-from typer.testing import CliRunner
 
 from bcnet import zoo
-from bcnet.cli import app
 from bcnet.sources import Source
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "data" / "golden_widths.json"
@@ -26,32 +23,6 @@ LISTED = "`bcnet models` lists all"
 @pytest.fixture(autouse=True)
 def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "space", space_of)
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, list(arguments), prog_name="bcnet")
-
-
-def answer(*arguments: str) -> dict[str, Any]:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``bcnet`` in a process of its own, without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "bcnet", *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env=os.environ | {"PYTHONIOENCODING": "utf-8"} | environment,
-    )
-
-
-def cells(output: str) -> list[list[str]]:
-    """The rows of all tables in ``output``."""
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if line[:1] == "│"]
 
 
 # bcnet models
@@ -377,34 +348,3 @@ def test_a_failing_file_gets_one_line_without_a_traceback(tmp_path: Path) -> Non
     result = shell("show", f"{tmp_path}/net.py:net")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == f"error: {tmp_path}/net.py, line 2, fails: ZeroDivisionError: division by zero\n"
-
-
-# bcnet balance
-
-
-def test_balanced_widths_hold_every_budget_and_count_layers(tmp_path: Path) -> None:
-    budgets = ["--budget", "flops=40%", "--budget", "params=35%"]
-    found = answer("balance", "digits_cnn", *budgets)
-    full, costs = found["costs"]["full"], found["costs"]["balanced"]
-    assert costs["flops"] <= 0.4 * full["flops"]
-    assert costs["params"] <= 0.35 * full["params"]
-    layers = [len(v["layers"]) for v in answer("show", "digits_cnn")["variables"]]
-    worth = {name: layers @ np.log2(found[name]) for name in ("widths", "uniform")}
-    assert worth["widths"] > worth["uniform"]
-    (tmp_path / "balanced.json").write_text(json.dumps(found))
-    counted = answer("cost", "digits_cnn", "--widths", f"@{tmp_path}/balanced.json")
-    assert {name: counted[name] for name in costs} == costs
-
-
-def test_balance_for_people() -> None:
-    found = answer("balance", "digits_cnn", "--budget", "flops=40%")
-    rows = cells(run("balance", "digits_cnn", "--budget", "flops=40%").stdout)
-    assert [int(row[5]) for row in rows[:5]] == found["widths"]
-    assert rows[5][0] == "FLOPs"
-    assert rows[5][3] == f"{found['costs']['balanced']['flops']:,}"
-
-
-def test_an_impossible_budget_is_refused() -> None:
-    result = run("balance", "digits_cnn", "--budget", "flops=1k")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: budget flops=1k is impossible: the smallest network of this space costs ")

@@ -14,17 +14,12 @@ from typing import Any
 import pytest
 import tinyrun
 import yaml
-from typer.testing import CliRunner
+from terminal import run
 
-from bcnet.cli import app
 from bcnet.recipe import Recipe, names
 from bcnet.run import Run
 
 ROOT = Path(__file__).parents[1]
-
-
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments), prog_name="bcnet")
 
 
 def error(*arguments: str) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from drawn import batches, labels_of, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcnet.data import DeviceData, LoadOptions, Source, from_loaders, load_data
@@ -28,19 +27,6 @@ def numbered(n: int = 41, pad: int = 2, channels: int = 3, dtype: torch.dtype = 
     pixels = torch.arange(n * channels * 6 * 5).reshape(n, channels, 6, 5) * 7 % 251
     mean, std = [float(10 * c) for c in range(channels)], [float(2 + c) for c in range(channels)]
     return DeviceData(pixels.to(dtype), torch.arange(n), mean=mean, std=std, classes=n, pad=pad)
-
-
-def batches(source: Source, epoch: int = 0, start: int = 0) -> list[tuple[Tensor, Tensor]]:
-    return list(source.batches(epoch, start))
-
-
-def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return bool(pairs) and all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
-
-
-def labels_of(source: Source, epoch: int = 0) -> list[int]:
-    return [int(label) for _, y in source.batches(epoch) for label in y]
 
 
 def test_digits_are_those_of_scikit_learn() -> None:

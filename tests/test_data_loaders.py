@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from drawn import batches, labels_of, same
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, TensorDataset
 
-from bcnet.data import Source, from_loaders
+from bcnet.data import from_loaders
 from bcnet.errors import BcnetError
-
-
-def batches(source: Source, epoch: int = 0, start: int = 0) -> list[tuple[Tensor, Tensor]]:
-    return list(source.batches(epoch, start))
-
-
-def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return bool(pairs) and all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
-
-
-def labels_of(source: Source, epoch: int = 0) -> list[int]:
-    return [int(label) for _, y in source.batches(epoch) for label in y]
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):

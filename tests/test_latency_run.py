@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tinyrun
+from terminal import run
 from torch import nn
-from typer.testing import CliRunner
 
-from bcnet.cli import app
 from bcnet.run import Run
 from bcnet.space import latency
 
@@ -40,10 +39,6 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
         yield Pretended()
 
     monkeypatch.setattr(latency, "open_timer", opened)
-
-
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, list(arguments), prog_name="bcnet")
 
 
 def test_a_run_holds_its_latency_budget(tmp_path: Path, pretended: None) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import toy
 from rich.console import Console
 
@@ -19,13 +17,7 @@ from bcnet.errors import BcnetError
 from bcnet.progress import training_bar
 from bcnet.supernet.train import train_supernet
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Clock:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +24,13 @@ from bcnet.data import from_loaders
 from bcnet.data.source import LoaderSource, Source
 from bcnet.errors import BcnetError
 from bcnet.supernet import checkpoint
-from bcnet.supernet.loop import Progress
 from bcnet.supernet.train import train_supernet
 from bcnet.task import Task
 
 ALL = toy.EPOCHS * toy.STEPS
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Another number of threads adds in another order, and the last bits differ."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop_at(step: int) -> Any:
-    def progress(now: Progress) -> None:
-        if now.step == step:
-            raise Stopped
-
-    return progress
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +44,8 @@ def whole(tmp_path_factory: Any) -> Path:
 @pytest.mark.parametrize("step", [1, 2, toy.STEPS, toy.STEPS + 1, ALL])
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, whole: Path, step: int) -> None:
     """Weights, optimizer, averages, loss log and history, bit for bit, whichever step it was stopped in."""
-    with pytest.raises(Stopped):
-        train_supernet(toy.supernet(), toy.source(), toy.config(), folder=tmp_path, progress=stop_at(step))
+    with pytest.raises(toy.Stopped):
+        train_supernet(toy.supernet(), toy.source(), toy.config(), folder=tmp_path, progress=toy.stop_at(step))
     net, trained = toy.train(tmp_path)
     toy.same(tmp_path, whole)
     again, once_more = toy.train(tmp_path)
@@ -90,8 +70,8 @@ def test_resume_with_a_loader_of_ones_own(tmp_path: Path, optimizer: Any) -> Non
 
     settings = toy.config(optimizer=optimizer, lr=0.02)
     train_supernet(toy.supernet(), loader(), settings, folder=tmp_path / "whole")
-    with pytest.raises(Stopped):
-        train_supernet(toy.supernet(), loader(), settings, folder=tmp_path / "parts", progress=stop_at(9))
+    with pytest.raises(toy.Stopped):
+        train_supernet(toy.supernet(), loader(), settings, folder=tmp_path / "parts", progress=toy.stop_at(9))
     train_supernet(toy.supernet(), loader(), settings, folder=tmp_path / "parts")
     toy.same(tmp_path / "parts", tmp_path / "whole")
 
@@ -155,8 +135,8 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, whole: Path, monkeypatch: Any) -> None:
-    with pytest.raises(Stopped):
-        train_supernet(toy.supernet(), toy.source(), toy.config(), folder=tmp_path, progress=stop_at(5))
+    with pytest.raises(toy.Stopped):
+        train_supernet(toy.supernet(), toy.source(), toy.config(), folder=tmp_path, progress=toy.stop_at(5))
     with monkeypatch.context() as patched:
 
         def full(_: int) -> None:
@@ -173,8 +153,8 @@ def test_a_full_disk(tmp_path: Path, whole: Path, monkeypatch: Any) -> None:
 
 
 def test_a_damaged_checkpoint(tmp_path: Path, whole: Path) -> None:
-    with pytest.raises(Stopped):
-        train_supernet(toy.supernet(), toy.source(), toy.config(), folder=tmp_path, progress=stop_at(5))
+    with pytest.raises(toy.Stopped):
+        train_supernet(toy.supernet(), toy.source(), toy.config(), folder=tmp_path, progress=toy.stop_at(5))
     (tmp_path / newest(tmp_path) / "tensors.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match="was loaded instead"):
         toy.train(tmp_path)

@@ -25,25 +25,7 @@ from bcnet.task import Task
 EPOCHS = 3
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Another number of threads adds in another order, and the last bits differ."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop_at(step: int) -> Any:
-    def progress(now: Progress) -> None:
-        if now.step == step:
-            raise Stopped
-
-    return progress
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def data() -> Data:
@@ -96,8 +78,8 @@ def test_a_stopped_training_ends_as_if_it_had_not_stopped(tmp_path: Path, more: 
     straight = network()
     history = retrain(straight, data().train, config(**more), folder=tmp_path / "a")
     stopped = network()
-    with pytest.raises(Stopped):
-        retrain(stopped, data().train, config(**more), folder=tmp_path / "b", progress=stop_at(at))
+    with pytest.raises(toy.Stopped):
+        retrain(stopped, data().train, config(**more), folder=tmp_path / "b", progress=toy.stop_at(at))
     again = network(seed=5)
     if at == 1:  # the callback comes before the first checkpoint, so this one begins anew
         again = network()
@@ -229,7 +211,7 @@ def test_a_stopped_random_ends_the_same(tmp_path: Path) -> None:
 
         def count(*_: Any) -> None:
             if next(calls) == stop:
-                raise Stopped
+                raise toy.Stopped
 
         def build(number: int) -> nn.Module:
             return network(seed=number)
@@ -238,7 +220,7 @@ def test_a_stopped_random_ends_the_same(tmp_path: Path) -> None:
 
     best, net, scores, history = work(tmp_path / "a")
     for stop in (3, 4, 5):
-        with pytest.raises(Stopped):
+        with pytest.raises(toy.Stopped):
             work(tmp_path / "b", stop)
     again = work(tmp_path / "b")
     assert (again[0], again[2], again[3]) == (best, scores, history)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,7 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.train import SupernetTraining, train_supernet
 from bcnet.task import Task, soft_cross_entropy
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def one_step(net: Supernet, strategy: Strategy, task: Task | None = None, **settings: Any) -> list[Tensor]:

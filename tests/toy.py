@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,23 @@ from bcnet.optim import Optimisation
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths
 from bcnet.supernet import checkpoint
+from bcnet.supernet.loop import Progress
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.train import SupernetTraining, Trained, train_supernet
 
 EPOCHS, STEPS = 2, 6
+
+
+class Stopped(Exception):
+    """A training was killed."""
+
+
+def stop_at(step: int) -> Callable[[Progress], None]:
+    def progress(now: Progress) -> None:
+        if now.step == step:
+            raise Stopped
+
+    return progress
 
 
 def network(dropout: float = 0.2, outputs: int = 4) -> nn.Sequential:
