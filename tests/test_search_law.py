@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -102,12 +103,15 @@ def test_noise_is_seen_through() -> None:
     assert kendalltau(law.predict(all_widths), truth).statistic > 0.8
 
 
+@pytest.mark.parametrize("many", [0, module.MANY])
 @settings(max_examples=25, deadline=None)
 @given(gains=st.lists(st.floats(0, 1), min_size=5, max_size=5), percent=st.floats(8, 100))
-def test_choice_is_close_to_the_best_there_is(gains: list[float], percent: float) -> None:
+def test_choice_is_close_to_the_best_there_is(many: int, gains: list[float], percent: float) -> None:
+    """With few moves to choose from, and as with many."""
     limits = Limits(SPACE, COSTS, [f"flops={percent}%", "memory=90%"])
-    law = WidthLaw(np.array(gains), 0.0)
-    found, all_widths = law.best(limits), every(SPACE)
+    law, all_widths = WidthLaw(np.array(gains), 0.0), every(SPACE)
+    with patch.object(module, "MANY", many):
+        found = law.best(limits)
     assert limits.feasible(found[None])[0]
     best = law.predict(all_widths[limits.feasible(all_widths)]).max()
     assert law.predict(found) >= best - 0.03 * sum(gains) - 1e-9
