@@ -129,7 +129,8 @@ class _Moves:
             for rows in (index[None], wider, narrower)
         )
         gained = gain[:, None] + loss - 2 * now
-        apart = ((wider != index) @ (narrower != index).T) == 0
+        apart = (wider != index).argmax(axis=1)[:, None] != (narrower != index).argmax(axis=1)
+        apart[:, -1] = True  # where nothing is narrowed
         excess = (up[:, None] + down - here).max(axis=2)
         return cls(index, wider, narrower, np.where(apart, gained, -np.inf), excess)
 
