@@ -23,6 +23,7 @@ from bcnet.search.config import SearchConfig
 from bcnet.supernet.strategy import METHODS, Method, Strategy
 
 FORMAT_VERSION = 1
+Compared = Literal["full", "uniform", "balanced", "random"]
 HEAD = 64.0
 """``Optimisation.head`` where a recipe is silent: at a rate of 0.1 it holds from 640 features on."""
 FOLDER = Path(__file__).parent / "recipes"
@@ -81,7 +82,7 @@ class Recipe(BaseModel):
     search: SearchConfig = SearchConfig(choose="law")
     retrain: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = None
-    compare: tuple[Literal["full", "uniform", "balanced", "random"], ...] = ("full", "uniform")
+    compare: tuple[Compared, ...] = ("full", "uniform")
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     channels_last: bool = True

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
 from bcnet.latency import measure_latency
+from bcnet.recipe import Compared
 from bcnet.retrain import Retraining, evaluate, retrain, train_random
 from bcnet.run import Run, needed_latency
 from bcnet.search import LossLog as Recorded
@@ -234,7 +235,7 @@ def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
 
 def retrain_all(run: Run) -> None:
     """Train what was found, and what it is compared with, from scratch; each is a result of its own."""
-    names = [name for name in ("full", "uniform", "balanced", "random") if name in run.recipe.compare]
+    names: list[str] = [name for name in get_args(Compared) if name in run.recipe.compare]
     if run.recipe.distillation is not None and "full" not in names:
         names.insert(0, "full")
     for name in [*names, "found"]:
