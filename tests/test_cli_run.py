@@ -51,7 +51,10 @@ def test_a_run_ends_with_a_table_and_the_report(finished: Any) -> None:
     folder, result = finished
     for word in ("full", "uniform", "found", "accuracy", "FLOPs", "parameters", "latency", "ms"):
         assert word in result.stdout
-    assert result.stdout.rstrip().endswith(f"report: {folder / 'report.html'}")
+    *_, against, chance, last = result.stdout.splitlines()
+    assert against.startswith("At the same budget, scaling all layers alike ")
+    assert chance.startswith(("On ", "So the search was not worth it here"))
+    assert last == f"report: {folder / 'report.html'}"
     assert (folder / "report.html").stat().st_size > 1000
     assert (folder / "export" / "weights.safetensors").is_file()
     for line in ("train: train the supernet", "search: search widths within the budget"):

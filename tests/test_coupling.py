@@ -69,6 +69,7 @@ def test_only_outputs_are_fixed(name: str) -> None:
     assert {why for _, why in traced(name)[1].fixed} == {"it is the network's output"}
 
 
+@pytest.mark.filterwarnings("ignore:UnequalChunks itself does not run")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_costs_are_what_torch_counts(name: str) -> None:
     space = traced(name)[1]

@@ -177,6 +177,9 @@ def _report_path(run: Run) -> str | None:
 
 
 def _print_summary(run: Run, until: str) -> None:
+    from bcnet.report.data import ReportData
+    from bcnet.report.words import comparison
+
     out = console()
     if not run.done("compare"):
         out.print(f"{until} is done: {run.folder}", soft_wrap=True)
@@ -208,6 +211,8 @@ def _print_summary(run: Run, until: str) -> None:
         ],
         rows,
     )
+    for sentence in comparison(ReportData.from_run(run)):
+        out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     report = _report_path(run) if run.done("report") else None
     out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
 

@@ -59,16 +59,22 @@ def headline(data: ReportData) -> str:
 
 def verdict(data: ReportData) -> list[str]:
     """The verdict in two or three sentences."""
-    found, budget = data.found, ", ".join(b.text for b in data.budgets)
-    sentences = [
-        f"Within {budget}, the widths found for {data.model} reach {score(data, found.score)} {data.metric} "
+    budget = ", ".join(b.text for b in data.budgets)
+    return [
+        f"Within {budget}, the widths found for {data.model} reach {score(data, data.found.score)} {data.metric} "
         f"on the {data.scored_on} of {data.data}"
-        + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}.")
+        + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}."),
+        *comparison(data),
     ]
+
+
+def comparison(data: ReportData) -> list[str]:
+    """What was found beside other networks of the same budget, in up to two sentences, and what may be chance."""
     rivals = [data.networks[name] for name in RIVALS if name in data.networks]
+    sentences = []
     if rivals:
         sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
-    behind = max((rival.score - found.score for rival in rivals), default=0.0)
+    behind = max((rival.score - data.found.score for rival in rivals), default=0.0)
     chance = _chance(data)
     if behind > chance:
         sentences.append("So the search was not worth it here: train the supernet for longer, or take the better one.")
