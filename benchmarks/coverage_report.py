@@ -16,7 +16,7 @@ Made from [coverage.json](coverage.json) by `{command}` on {date}: {machine}; {v
 Every row there names the commit it was measured at.
 
 {models} networks with random weights: of every family of timm's CNN modules the smallest variant, and all CNNs among
-torchvision's classification models ([the list](../../benchmarks/coverage_models.txt)). bcnet *works* where it finds
+torchvision's classification models (`benchmarks/coverage_models.txt`). bcnet *works* where it finds
 something to vary and the network, built at its smallest, random and largest widths, runs forward and backward, has
 exactly the FLOPs that torch's counter sees and exactly the parameters its costs say, and at full width with the
 original weights gives the original's output. Torch-Pruning (`BasePruner`, group magnitude, ratio 0.5, the classifier
