@@ -96,63 +96,48 @@ class WidthLaw:
         values = [gain * np.log2(v.candidates) for gain, v in zip(self.gains, limits.space.variables, strict=True)]
         least = ENOUGH * float(self.gains.sum())
         for _ in range(MOST_MOVES):
-            better = _Moves.of(index, values, limits).best(limits, least)
+            better = _better(index, values, limits, least)
             if better is None:
                 break
             index = better
         return index
 
 
-@dataclass(frozen=True)
-class _Moves:
-    """All ways to widen one variable by up to ``STEPS`` candidates and to narrow another by up to ``STEPS``, or none.
+def _better(index: Indices, values: list[Floats], limits: Limits, least: float) -> Indices | None:
+    """The best move from ``index`` (L,) that holds all budgets and gains more than ``least``; ``values`` are what the
+    law gives for the candidates of each variable.
 
-    ``wider`` (u, L) and ``narrower`` (d, L) are candidate indices with one variable moved, the last of ``narrower``
-    with none; ``gained`` (u, d) is what the law gives for both moves, ``excess`` (u, d) how far the budgets are
-    exceeded if neither changes what the other costs.
+    Of many moves, one that is expected to hold the budgets comes first: it does, since a wider layer costs less where
+    others are narrower, and so nearly all costs are left uncounted.
     """
+    wider, narrower = _moves(index, np.array([len(value) for value in values]))
+    both = (wider, narrower)
+    gains, losses = (sum(v[rows[:, i]] - v[index[i]] for i, v in enumerate(values)) for rows in both)
+    above, below = (limits.excess(limits.space.decode(rows)) for rows in both)
+    gained = np.add.outer(gains, losses)
+    apart = (wider != index).argmax(axis=1)[:, None] != (narrower != index).argmax(axis=1)
+    apart[:, -1] = True  # where nothing is narrowed
+    pays = apart & (gained > least)
+    expected = (above[:, None] + below - below[-1]).max(axis=2)
+    holds = expected <= (0.0 if pays.sum() > MANY else np.inf)
+    for likely in (holds, ~holds):
+        up, down = np.nonzero(pays & likely)
+        order = np.argsort(-gained[up, down], kind="stable")
+        for start in range(0, len(order), AT_ONCE):
+            some = order[start : start + AT_ONCE]
+            moved: Indices = wider[up[some]] + narrower[down[some]] - index
+            allowed = limits.feasible(limits.space.decode(moved))
+            if allowed.any():
+                return moved[int(allowed.argmax())]
+    return None
 
-    index: Indices
-    wider: Indices
-    narrower: Indices
-    gained: Floats
-    excess: Floats
 
-    @classmethod
-    def of(cls, index: Indices, values: list[Floats], limits: Limits) -> _Moves:
-        steps = np.concatenate([step * np.eye(len(index), dtype=np.int64) for step in range(1, STEPS + 1)])
-        wider = (index + steps)[((index + steps) < [len(value) for value in values]).all(axis=1)]
-        narrower = np.vstack([(index - steps)[((index - steps) >= 0).all(axis=1)], index])
-        here, up, down = (limits.excess(limits.space.decode(rows)) for rows in (index[None], wider, narrower))
-        now, gain, loss = (
-            np.stack([value[rows[:, i]] for i, value in enumerate(values)]).sum(axis=0)
-            for rows in (index[None], wider, narrower)
-        )
-        gained = gain[:, None] + loss - 2 * now
-        apart = (wider != index).argmax(axis=1)[:, None] != (narrower != index).argmax(axis=1)
-        apart[:, -1] = True  # where nothing is narrowed
-        excess = (up[:, None] + down - here).max(axis=2)
-        return cls(index, wider, narrower, np.where(apart, gained, -np.inf), excess)
-
-    def best(self, limits: Limits, least: float) -> Indices | None:
-        """The best move that holds all budgets and gains more than ``least``.
-
-        Of many, one that is expected to hold them comes first: it does, since a wider layer costs less where others are
-        narrower, and so nearly all costs are left uncounted.
-        """
-        pays = self.gained > least
-        holds = self.excess <= (0.0 if pays.sum() > MANY else np.inf)
-        for likely in (holds, ~holds):
-            up, down = np.nonzero(pays & likely)
-            order = np.argsort(-self.gained[up, down], kind="stable")
-            for start in range(0, len(order), AT_ONCE):
-                some = order[start : start + AT_ONCE]
-                moved = self.wider[up[some]] + self.narrower[down[some]] - self.index
-                allowed = limits.feasible(limits.space.decode(moved))
-                if allowed.any():
-                    best: Indices = moved[int(allowed.argmax())]
-                    return best
-        return None
+def _moves(index: Indices, counts: Indices) -> tuple[Indices, Indices]:
+    """All ways to widen one variable by up to ``STEPS`` candidates, and all ways to narrow one, the last by none:
+    candidate indices (u, L) and (d, L)."""
+    steps = np.concatenate([step * np.eye(len(index), dtype=np.int64) for step in range(1, STEPS + 1)])
+    wider, narrower = index + steps, index - steps
+    return wider[(wider < counts).all(axis=1)], np.vstack([narrower[(narrower >= 0).all(axis=1)], index])
 
 
 def _likeliest(x: Floats, y: Floats, apart: Floats) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from bcnet.supernet import gpu_conv, gpu_depthwise, gpu_fold
 from bcnet.supernet import gpu_kernels as kernels
 from bcnet.supernet.sharing import Work
-from bcnet.supernet.steps import Dense, Maker, Pieces, Reader, State, Step, cut, read
+from bcnet.supernet.steps import Dense, Maker, Pieces, Reader, Stacking, State, Step, cut, read
 
 GLOBAL_POOL = ("aten::adaptive_avg_pool2d", [1, 1])
 
@@ -125,7 +125,7 @@ class Folded(Step):
         return self._weights[key]
 
 
-class Normed(Step):
+class Normed(Stacking):
     """A dense layer, its batch norm, and an addition, ReLU and global pooling where they follow."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Normed(Step):
             return self._all(x, [(((0, x.shape[1]),), dense.weight.read(), read(dense.bias))])[0]
         rank, units = walker.rank[dense.depth], walker.candidates[dense.variable]
         if rank == 0:
-            walker.sums[self.node] = self._all(walker.values[dense.x.node], self._parts())
+            walker.sums[self.node] = self._candidates()
         results = walker.sums[self.node]
         if rank + 1 == len(units) and not walker.dry:
             del walker.sums[self.node]
@@ -164,8 +164,11 @@ class Normed(Step):
         return self.dense.shared and self.pool
 
     def stacked(self) -> Tensor:
-        found = self._all(self.walker.values[self.dense.x.node], self._parts())
-        return _side_by_side(found)[..., None, None]
+        return _side_by_side(self._candidates())[..., None, None]
+
+    def _candidates(self) -> list[Tensor]:
+        """The results of all candidates."""
+        return self._all(self.walker.values[self.dense.x.node], self._parts())
 
     def _parts(self) -> list[Part]:
         """What each candidate adds."""

@@ -118,18 +118,22 @@ class Step(ABC):
         """The value of the step's node at the current units."""
 
     @property
-    def stacks(self) -> bool:
-        """Whether :meth:`stacked` gives the values for every candidate of the variable its level chooses."""
-        return False
-
-    def stacked(self) -> Tensor:
-        """The values for every candidate, (candidates, n, ...)."""
-        raise NotImplementedError
-
-    @property
     def apart(self) -> bool:
         """Whether it treats every image apart, in the same way whatever candidate its level chooses."""
         return False
+
+
+class Stacking(Step):
+    """A step that can give its values for every candidate of the variable its level chooses at once."""
+
+    @property
+    @abstractmethod
+    def stacks(self) -> bool:
+        """Whether it can, for its place in the network."""
+
+    @abstractmethod
+    def stacked(self) -> Tensor:
+        """The values for every candidate, (candidates, n, ...)."""
 
 
 class Call(Step):
@@ -184,7 +188,7 @@ class Norm(Step):
         return y.relu_() if self.relu else y
 
 
-class Dense(Step):
+class Dense(Stacking):
     """A dense convolution or linear layer; ``shared`` where it contracts the variable its level chooses."""
 
     def __init__(self, walker: Walker, work: Work, args: dict[str, Any]):

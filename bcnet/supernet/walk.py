@@ -18,7 +18,7 @@ from bcnet.space.axis import Axis
 from bcnet.space.network import Side
 from bcnet.space.resize import sliced
 from bcnet.supernet.sharing import Tree
-from bcnet.supernet.steps import Maker
+from bcnet.supernet.steps import Maker, Stacking
 from bcnet.supernet.supernet import Supernet
 
 
@@ -108,11 +108,13 @@ class Walker:
     def finishes(self) -> bool:
         """Whether the last level begins with a step that gives all candidates at once, and then treats images apart."""
         last = self._levels[-1]
-        return bool(last) and last[0].stacks and all(step.apart for step in last[1:])
+        stacks = bool(last) and isinstance(last[0], Stacking) and last[0].stacks
+        return stacks and all(step.apart for step in last[1:])
 
     def finish(self) -> Tensor:
         """The logits for every candidate of the last variable, (candidates, n, classes)."""
         first, *rest = self._levels[-1]
+        assert isinstance(first, Stacking)
         found = first.stacked()
         if rest:
             self.values[first.node] = found.flatten(0, 1)
