@@ -99,7 +99,7 @@ def sources() -> list[str]:
         if file.exists():
             d = json.loads(file.read_text())
             lines.append(f"- {stem}.json: {origin(d)}: `{d['command']}`")
-    lines.append("- exhaustive-earlier.jsonl: the same command for the ResNet space, at the commits above")
+    lines.append("- exhaustive-earlier.jsonl: the runs before, each with its command and commit")
     return lines
 
 

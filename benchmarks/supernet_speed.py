@@ -12,12 +12,10 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bcnet.provenance import provenance
 from bcnet.space.network import trace
 from bcnet.supernet.fused import FusedEngine, PlainEngine
 from bcnet.supernet.gradients import PathGradients
@@ -376,9 +375,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="*", type=int, default=[256, 1024])
     args = parser.parse_args()
     results: dict[str, Any] = {
-        "command": "python benchmarks/supernet_speed.py " + " ".join(sys.argv[1:]),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        **provenance(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"torch {torch.__version__}",
         "load": os.getloadavg()[0],

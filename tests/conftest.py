@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
+from traced import space_of
+
+from bcnet.sources import Source
 
 settings.register_profile("bcnet", deadline=None, derandomize=True)
 settings.load_profile("bcnet")
@@ -19,3 +22,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network is traced once for all tests."""
+    monkeypatch.setattr(Source, "space", space_of)

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import terminal
 import torch
-from typer.testing import CliRunner
 
 from bcnet.bench import ChannelBench
 from bcnet.bench.correlation import correlations
 from bcnet.bench.rank import RankConfig, bench_space, rank
 from bcnet.bench.tas import _stretch
-from bcnet.cli import app
 from bcnet.data import LoadOptions, load_data
 from bcnet.errors import BcnetError
 from bcnet.search import WidthLaw
@@ -191,7 +190,7 @@ def test_the_command(config: RankConfig, table: ChannelBench, tmp_path: Path) ->
     recipe = {"lr": 0.2, "warmup": 0.5, "weight_decay": 0.001, "head": 8.0, "extremes": 0.5}
     arguments += ["--data", "digits", "--epochs", "1", "--seeds", "0,1", "--out", str(tmp_path / "out")]
     arguments += ["--device", "cpu", *(f"--{name.replace('_', '-')}={value}" for name, value in recipe.items())]
-    done = CliRunner().invoke(app, [*arguments, "--json"])
+    done = terminal.run(*arguments, "--json")
     assert done.exit_code == 0, done.output
     reports = json.loads(done.stdout)
     assert [r["seed"] for r in reports] == [0, 1]
@@ -199,7 +198,7 @@ def test_the_command(config: RankConfig, table: ChannelBench, tmp_path: Path) ->
     assert {"space", "method", "epochs", "seed", "pearson", "spearman", "kendall", "commit", "command"} <= set(
         reports[0]
     )
-    shown = CliRunner().invoke(app, arguments)
+    shown = terminal.run(*arguments)
     assert shown.exit_code == 0, shown.output
     assert "Kendall" in shown.stdout
 

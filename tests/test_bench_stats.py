@@ -10,17 +10,16 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import terminal
 from bench_tables import RELEASED, committed_table, failure, needs_released, no_tables_of_this_machine  # noqa: F401
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from synthetic_table import FILE, SPACE
-from typer.testing import CliRunner
 
 from bcnet.bench import ChannelBench, kendall, noise_ceiling, spearman
 from bcnet.bench.correlation import correlations, reliability
 from bcnet.bench.predictors import predicted
-from bcnet.cli import app
 
 # Correlations ---------------------------------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ def test_a_table_of_the_other_space_is_refused() -> None:
 
 
 def bench(*args: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["bench", *map(str, args)])
+    result = terminal.run("bench", *map(str, args))
     return result.exit_code, result.stdout, result.stderr
 
 

@@ -8,14 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from terminal import answer, cells, run
-from traced import space_of
 
-from bcnet.sources import Source
-
-
-@pytest.fixture(autouse=True)
-def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Source, "space", space_of)
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 def test_balanced_widths_hold_every_budget_and_count_layers(tmp_path: Path) -> None:

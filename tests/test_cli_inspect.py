@@ -11,18 +11,14 @@ from typing import Any
 import pytest
 from terminal import answer, cells, run, shell
 from test_zoo import golden_widths
-from traced import space_of
 
 from bcnet import zoo
-from bcnet.sources import Source
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "data" / "golden_widths.json"
 LISTED = "`bcnet models` lists all"
 
 
-@pytest.fixture(autouse=True)
-def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Source, "space", space_of)
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 # bcnet models

@@ -25,15 +25,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import terminal
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from traced import space_of
-from typer.testing import CliRunner
 
 import bcnet
 import bcnet.api
-from bcnet.cli import app
 from bcnet.run import PYTHON
 from bcnet.sources import Source
 
@@ -164,7 +163,7 @@ def _run_line(line: str, marker: str, expected: str) -> None:
         arguments += [part for one in sets for part in ("--set", one)]
     if marker.startswith("parse"):
         arguments.append("--help")
-    result = CliRunner().invoke(app, arguments, prog_name="bcnet")
+    result = terminal.run(*arguments)
     if marker.startswith("fails"):
         assert result.exit_code == 2
         assert result.stderr.split()[-len(expected.split()) :] == expected.split()
@@ -185,7 +184,7 @@ def _check_console(text: str) -> None:
     """``$ command`` and what it prints."""
     command, *shown = text.splitlines()
     assert command.startswith("$ bcnet ")
-    result = CliRunner().invoke(app, shlex.split(command)[2:], prog_name="bcnet")
+    result = terminal.run(*shlex.split(command)[2:])
     assert result.exit_code == 0, result.output
     pattern = r"\n".join(r"(?:.*\n)*?.*" if line == "..." else re.escape(line.rstrip()) for line in shown)
     printed = "\n".join(line.rstrip() for line in result.stdout.splitlines())

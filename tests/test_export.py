@@ -6,13 +6,12 @@ import json
 
 import numpy as np
 import pytest
+import terminal
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import bcnet
 import bcnet.export
-from bcnet.cli import app
 from bcnet.errors import BcnetError
 from bcnet.export import OnnxNetwork, export_run, to_onnx, to_pt2
 from bcnet.recipe import Recipe
@@ -52,7 +51,7 @@ def test_torch(run):
 
 @pytest.mark.parametrize("kind", ["onnx", "pt2"])
 def test_command(run, kind, tmp_path):
-    result = CliRunner().invoke(app, ["export", str(run.folder), "--to", kind, "--out", str(tmp_path), "--json"])
+    result = terminal.run("export", str(run.folder), "--to", kind, "--out", str(tmp_path), "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["files"] == ["widths.json", "weights.safetensors", f"model.{kind}"]
@@ -65,7 +64,7 @@ def test_command(run, kind, tmp_path):
 
 
 def test_command_for_people(run, tmp_path):
-    result = CliRunner().invoke(app, ["export", str(run.folder), "--out", str(tmp_path)])
+    result = terminal.run("export", str(run.folder), "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"wrote widths.json, weights.safetensors to {tmp_path}")
     assert "latency (torch, CPU, threads: " in result.stdout
@@ -140,6 +139,6 @@ def test_missing_onnxruntime(run, monkeypatch):
 def test_unfinished_run(run, tmp_path):
     recipe = Recipe.read("digits")
     Run.create(tmp_path / "new", recipe, facts(["bcnet"], recipe, "cpu"))
-    result = CliRunner().invoke(app, ["export", str(tmp_path / "new")])
+    result = terminal.run("export", str(tmp_path / "new"))
     assert result.exit_code == 2
     assert result.stderr == (f"error: {tmp_path}/new has no found.json yet: `bcnet run --resume {tmp_path}/new`\n")

@@ -28,6 +28,11 @@ torch.set_num_threads(1)
 gpu_conv.IMAGES, gpu_conv.WIDTH = 16, 32
 def norm(y, weight, bias):
     return torch.batch_norm(y, weight, bias, None, None, True, 0.0, 1e-5, False)
+def supernet(module):
+    net = Supernet(trace(module, torch.randn(2, 1, 2, 2), groups=2), "bcv2")
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return net
 def close(found, expected, rtol=1e-5):
     torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
 """
@@ -98,9 +103,7 @@ class Net(nn.Module):
         x = self.norms[0](self.stem(x)).relu()
         x = self.norms[1](self.first(x)).relu()
         return self.classifier((nn.functional.adaptive_avg_pool2d(x, 1) if {pooled} else x).flatten(1))
-net = Supernet(trace(Net(), torch.randn(2, 1, 2, 2), groups=2), "bcv2")
-for parameter in net.parameters():
-    nn.init.normal_(parameter, std=0.5)
+net = supernet(Net())
 meta = []
 def convolve(x, *rest, real=gpu_conv.convolve):
     meta.append(x.is_meta)
@@ -130,9 +133,7 @@ class Net(nn.Module):
         y = self.norms[1](self.convs[1](x)).relu()
         x = (self.norms[2](self.convs[2](y)) + x).relu()
         return self.classifier(self.drop(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)))
-net = Supernet(trace(Net(), torch.randn(2, 1, 2, 2), groups=2), "bcv2")
-for parameter in net.parameters():
-    nn.init.normal_(parameter, std=0.5)
+net = supernet(Net())
 data = [(torch.randn(n, 1, 2, 2), torch.randint(0, 10, (n,))) for n in (12, 9)]
 exact = score_all(net, data).loss
 real, ends = Walker.finish, []

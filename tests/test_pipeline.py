@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import terminal
 import tinyrun
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
-from bcnet.cli import app
 from bcnet.errors import BcnetError
 from bcnet.pipeline import STAGES, run_stages
 from bcnet.recipe import Recipe
@@ -88,9 +87,9 @@ def test_the_law_of_all_scores_chose(finished: Run) -> None:
 
 
 def test_front_shows_what_was_chosen(finished: Run) -> None:
-    told = json.loads(CliRunner().invoke(app, ["front", str(finished.folder), "--json"]).output)
+    told = json.loads(terminal.run("front", str(finished.folder), "--json").output)
     assert told["chosen"] == finished.read("search")["best"]
-    assert "chosen" in CliRunner().invoke(app, ["front", str(finished.folder)]).output
+    assert "chosen" in terminal.run("front", str(finished.folder)).output
 
 
 def test_a_search_by_loss_that_takes_the_best_score(tmp_path: Path) -> None:

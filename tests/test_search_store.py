@@ -15,10 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
+import terminal
 from search_cases import Concave, chain
-from typer.testing import CliRunner
 
-from bcnet.cli import app
 from bcnet.errors import BcnetError
 from bcnet.search import SearchConfig, SearchResult, TrialStore, search
 from bcnet.space.widths import Widths
@@ -207,14 +206,14 @@ def test_trials_are_exported(tmp_path: Path) -> None:
 def test_front_command(tmp_path: Path) -> None:
     with TrialStore(tmp_path / "trials.sqlite") as store:
         result = search(SPACE, Concave(SPACE), ["flops=40%"], COSTS, SMALL, store=store)
-    shown = CliRunner().invoke(app, ["front", str(tmp_path), "--export", str(tmp_path / "all.csv")])
+    shown = terminal.run("front", str(tmp_path), "--export", str(tmp_path / "all.csv"))
     assert shown.exit_code == 0
     assert f"{len(result.front)} on the front of 120 trials" in shown.output
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 121
-    told = json.loads(CliRunner().invoke(app, ["front", str(tmp_path), "--json"]).output)
+    told = json.loads(terminal.run("front", str(tmp_path), "--json").output)
     assert told["best"]["widths"] == list(result.best.widths if result.best else ())
     assert told["chosen"] is None
     assert len(told["front"]) == len(result.front)
-    missing = CliRunner().invoke(app, ["front", str(tmp_path / "nowhere")])
+    missing = terminal.run("front", str(tmp_path / "nowhere"))
     assert missing.exit_code == 2
     assert missing.stderr == f"error: there are no trials at {tmp_path / 'nowhere'}: run a search there first\n"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from bench_tables import RELEASED
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from traced import space_of
@@ -17,8 +17,6 @@ from bcnet.bench.spaces import get_space
 from bcnet.errors import BcnetError
 from bcnet.sources import load_model, zoo_space
 from bcnet.space.network import NetworkSpace
-
-TABLES = Path(__file__).parents[2] / "shared" / "data" / "channel-bench-macro"
 
 
 def traced(name: str, squeeze: bool = False) -> NetworkSpace:
@@ -80,7 +78,7 @@ def test_costs_equal_the_formulas_of_channel_bench(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "file"), [("mobilenet", "Results_MobileNet"), ("resnet", "Results_ResNet")])
 def test_costs_equal_the_tables_of_channel_bench(kind: str, file: str) -> None:
-    path = TABLES / f"{file}.json"
+    path = RELEASED / f"{file}.json"
     if not path.exists():
         pytest.skip(f"no {path.name}: the released tables are not part of the repository")
     entries = json.loads(path.read_text())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -23,15 +21,15 @@ from bcnet.supernet.supernet import Supernet
 NAMES = [principle.name for principle in PRINCIPLES]
 
 
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*itself does not run at other widths"),
+]
+
+
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _same_numbers() -> None:
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*itself does not run at other widths.*")
-        yield
-    torch.set_num_threads(before)
 
 
 @cache
