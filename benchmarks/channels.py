@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 Kept = list[list[int]]
 """The indices of the channels that stay, for each variable."""
+SLACK = 0.02
 
 
 class Cutter:
@@ -71,6 +73,25 @@ class Cutter:
 
     def params(self, widths: Widths) -> int:
         return int(self.space.costs["params"](widths)[0])
+
+
+def fitted(logs: Any, cutter: Cutter, flops: float, rng: np.random.Generator) -> Widths | None:
+    """Widths in the proportions exp(``logs``), scaled into the budget; None where its last 2 % are not reached."""
+    most = cutter.space.max
+
+    def scaled(factor: float) -> Widths:
+        return np.clip(np.rint(np.exp(logs) * factor), 1, most).astype(np.int64)
+
+    low, high = 1e-3, 1e3
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if cutter.flops(scaled(middle)) <= flops else (low, middle)
+    widths = scaled(low)
+    for number in rng.permutation(len(widths)):  # single channels, as far as they fit
+        wider = widths.copy()
+        wider[number] = min(wider[number] + 1, most[number])
+        widths = wider if cutter.flops(wider) <= flops else widths
+    return widths if cutter.flops(widths) >= (1 - SLACK) * flops else None
 
 
 @torch.no_grad()

@@ -30,7 +30,8 @@ pack site torch-pruning==1.6.1 \
     pymoo==0.6.2 moocore cffi pycparser platformdirs alive-progress about-time graphemeu cma autograd deprecated wrapt \
     pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection typing-extensions \
     typer rich markdown-it-py mdurl shellingham click annotated-doc pygments
-pack modelopt nvidia-modelopt==0.47.0 'pulp<4' omegaconf nvidia-ml-py requests urllib3 idna certifi charset-normalizer
+pack modelopt nvidia-modelopt==0.47.0 torchprofile==0.0.4 'pulp<4' omegaconf nvidia-ml-py \
+    requests urllib3 idna certifi charset-normalizer
 cp "$cifar"/*.parquet "$out/cifar10/"
 chmod u+w "$out"/cifar10/*
 du -ab "$out" | sort -n

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from channels import Cutter, recalibrate
+from channels import Cutter, fitted, recalibrate
 from parts import Batch, BcnetError, Images, Widths, balanced, layer_counts, provenance, space_of, uniform
 from pruners import prune
 from rivals_base import load_base
@@ -29,7 +29,6 @@ from side_by_side import SideBySide, Training, autocast, evaluate
 from torch import Tensor, nn
 from torch.nn import functional
 
-SLACK = 0.02
 CALIBRATION = 8
 """Training batches for the statistics of batch norm."""
 SAMPLES = (1000, 5000)
@@ -49,25 +48,6 @@ def published_widths(file: Path, network: str, budget: str) -> Widths:
         first, *others = hidden.split("/") if colon else [""]
         found += [*([int(first)] if colon else []), int(out), *map(int, others)]
     return np.array(found, dtype=np.int64)
-
-
-def fitted(logs: Any, cutter: Cutter, flops: float, rng: np.random.Generator) -> Widths | None:
-    """Widths in the proportions exp(``logs``), scaled into the budget; None where its last 2 % are not reached."""
-    most = cutter.space.max
-
-    def scaled(factor: float) -> Widths:
-        return np.clip(np.rint(np.exp(logs) * factor), 1, most).astype(np.int64)
-
-    low, high = 1e-3, 1e3
-    for _ in range(60):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if cutter.flops(scaled(middle)) <= flops else (low, middle)
-    widths = scaled(low)
-    for number in rng.permutation(len(widths)):  # single channels, as far as they fit
-        wider = widths.copy()
-        wider[number] = min(wider[number] + 1, most[number])
-        widths = wider if cutter.flops(wider) <= flops else widths
-    return widths if cutter.flops(widths) >= (1 - SLACK) * flops else None
 
 
 def good_ones(cutter: Cutter, flops: float, published: Widths | None, batches: list[Batch]) -> dict[str, Widths]:
