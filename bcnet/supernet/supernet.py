@@ -25,8 +25,8 @@ from bcnet.space.network import NetworkSpace, Side
 from bcnet.space.resize import sliced
 from bcnet.space.rewrite import Slot, put, rewrite
 from bcnet.space.walk import bind
-from bcnet.supernet import distributed
 from bcnet.supernet.principle import Principle, get_principle
+from bcnet.training import distributed
 
 Stats = dict[str, Tensor]
 Tap = Callable[[Tensor, str], Tensor]
