@@ -17,10 +17,10 @@ from bcnet.data import DeviceData, LoadOptions
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.data.source import split
 from bcnet.errors import BcnetError
-from bcnet.utils.provenance import provenance
+from bcnet.models import MODELS, build
 from bcnet.search import Constraints, LogWidthModel
 from bcnet.space.network import NetworkSpace
-from bcnet.models import MODELS, build
+from bcnet.utils.provenance import provenance
 
 __all__ = ["BcnetError", "Images", "NetworkSpace", "balanced", "layer_counts", "network", "provenance", "space_of"]
 
