@@ -49,14 +49,12 @@ class Value:
 class Links:
     """Labels handed out and the pairs that must share their fate; ``reasons`` says why labels were fixed.
 
-    ``orders`` are the orders that factored axes had before, and ``elastic`` the labels of axes that were
-    blown up from one element and so take any size.
+    ``elastic`` are the labels of axes that were blown up from one element and so take any size.
     """
 
     count: int = 2
     pairs: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     reasons: list[tuple[int, str]] = field(default_factory=list)
-    orders: dict[bytes, Tensor] = field(default_factory=dict)
     elastic: set[int] = field(default_factory=set)
 
     def fresh(self, n: int) -> Tensor:

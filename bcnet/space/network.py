@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import Literal
 
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+from bcnet.space.axis import Axis
 from bcnet.space.capture import Capture, capture
 from bcnet.space.cost import Cost
 from bcnet.space.counting import flops, parameters, peak_memory
@@ -143,15 +144,27 @@ class NetworkSpace(WidthSpace):
             tensor.copy_(given[name] if axes is None else sliced(given[name], axes, units, total, side))
 
     def _total_units(self, state: dict[str, Tensor]) -> list[int]:
-        """How many units of each variable a state (the original's or a supernet's) holds."""
-        full = [v.count for v in self.coupling.variables]
-        total = list(full)
+        """How many units of each variable a state (the original's or a supernet's) holds: the solution of one
+        equation per axis, ``constant + sum(repeat * units) = size``; what no axis tells is as in the original."""
+        full = np.array([v.count for v in self.coupling.variables])
+        sizes = {(axis.size, state[name].shape[dim]): name for name, dim, axis in self._varying_axes() if name in state}
+        matrix = np.zeros((len(sizes), len(full)))
+        for row, (size, _) in zip(matrix, sizes, strict=True):
+            for variable, k in size.terms:
+                row[variable] = k
+        beyond = np.array([n - size.at(full) for size, n in sizes])
+        total = np.rint(full + np.linalg.lstsq(matrix, beyond, rcond=None)[0]).astype(np.int64)
+        for (size, n), name in sizes.items():
+            if size.at(total) != n:
+                raise BcnetError(
+                    f"the shape of {name!r} in weights_of fits no widths: it must be the traced network or its supernet"
+                )
+        return [int(n) for n in total]
+
+    def _varying_axes(self) -> Iterator[tuple[str, int, Axis]]:
+        """``(name, dimension, axis)`` of every parameter dimension that varies."""
         for name, axes in self.coupling.axes.items():
-            for dim, axis in enumerate(axes):
-                if len(axis.segments) == 1 and axis.segments[0].variable is not None and name in state:
-                    segment = axis.segments[0]
-                    total[axis.segments[0].variable] = state[name].shape[dim] // segment.repeat
-        return total
+            yield from ((name, dim, axis) for dim, axis in enumerate(axes) if axis.variables)
 
     def _own(self, widths: Widths) -> nn.Module:
         return resized(self.model, self.coupling.axes, self._attributes, self.units(widths)).train()

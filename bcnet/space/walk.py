@@ -60,6 +60,8 @@ class Walk:
             val = node.meta.get("val")
             known = node.name in self.capture.constants
             return Value(_shape(val), (), known) if isinstance(val, Tensor) else val
+        if not node.users:  # what nothing reads stays as it is
+            return Value(tuple(self.state[name].shape), (), True)
         shape = tuple(self.state[name].shape)
         layers = []
         for axis, n in enumerate(shape):

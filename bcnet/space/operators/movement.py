@@ -88,9 +88,7 @@ def _fix_axis(call: Call, x: Value, dim: int) -> None:
 def reshape(call: Call) -> Value:
     """Labels move with their elements; an axis that is factored must keep equal counts per row.
 
-    One row then speaks for all. A channel shuffle (factor, transpose, merge) changes the order of channels,
-    not how many there are: merged labels return in the order they had before, so that later splits see
-    whole variables.
+    One row then speaks for all.
     """
     x = call.value("self")
     layers = []
@@ -102,11 +100,6 @@ def reshape(call: Call) -> Value:
             for axis in set(after) - {longest}:
                 call.links.link(moved, moved.narrow(axis, 0, 1), f"{call.where} factors it")
                 moved = moved.narrow(axis, 0, 1).expand(call.shape)
-            call.links.orders[_key(moved, after)] = vector(layer, before[0])
-        elif len(after) == 1:
-            original = call.links.orders.get(_key(moved, after))
-            if original is not None and len(original) == call.shape[after[0]]:
-                moved = along(original, after[0], call.shape)
         layers.append(moved)
     taken = {axis for layer in layers if not _elastic(call, layer) for axis in varying(layer)}
     layers = [layer for layer in layers if not (_elastic(call, layer) and taken & set(varying(layer)))]
@@ -115,13 +108,6 @@ def reshape(call: Call) -> Value:
 
 def _elastic(call: Call, layer: Tensor) -> bool:
     return call.links.elastic.issuperset(shrink(layer)[0].unique().tolist())
-
-
-def _key(layer: Tensor, axes: Sequence[int]) -> bytes:
-    """The labels of a layer along ``axes``, in whatever order."""
-    for axis in set(range(layer.dim())) - set(axes):
-        layer = layer.narrow(axis, 0, 1)
-    return layer.reshape(-1).sort().values.numpy().tobytes()
 
 
 @rule("aten::slice", "aten::narrow")
@@ -133,10 +119,21 @@ def part(call: Call) -> Value:
 
 
 @rule("aten::permute", "aten::transpose", "aten::t", "aten::swapaxes", "aten::numpy_T")
-@rule("aten::roll", "aten::flip", "aten::repeat", "aten::repeat_interleave", "aten::tile", "aten::channel_shuffle")
+@rule("aten::roll", "aten::flip", "aten::repeat", "aten::repeat_interleave", "aten::tile")
 def movement(call: Call) -> Value:
     """Run the operator on the labels themselves."""
     x = call.value("self")
+    return x.map(lambda layer: call.run(layer))
+
+
+@rule("aten::channel_shuffle", "aten::native_channel_shuffle")
+def channel_shuffle(call: Call) -> Value:
+    """Every group must keep as many channels as the others, in the same places."""
+    x = call.value("self")
+    labels = labels_along(x, 1)
+    if labels is not None:
+        rows = labels.reshape(int(call.args["groups"]), -1)
+        call.links.link(rows, rows[:1], f"{call.where} shuffles it in groups")
     return x.map(lambda layer: call.run(layer))
 
 
