@@ -281,11 +281,27 @@ def test_recalibration_takes_the_average_of_all_batches() -> None:
     assert recalibrate(network, batches) == 1
     assert torch.equal(torch.get_rng_state(), random)
     assert network[0].momentum == 0.3
+    assert network[0].num_batches_tracked == 3
     assert [m.training for m in network] == [True, False, True]
     mean = torch.stack([x.mean((0, 2, 3)) for x, _ in batches]).mean(0)
     variance = torch.stack([x.var((0, 2, 3)) for x, _ in batches]).mean(0)
     torch.testing.assert_close(network[0].running_mean, mean)
     torch.testing.assert_close(network[0].running_var, variance)
+
+
+@pytest.mark.parametrize("name", ["Residual", "Dense", "channel_bench_mobilenet"])
+def test_recalibration_of_layers_and_of_a_graph_are_the_same(name: str) -> None:
+    model, space, x = case(name)
+    other = copy.copy(space)
+    other._own_class = False
+    assert space.own_class
+    own, graph = (s.build(space.min, weights_of=model, keep="l2") for s in (space, other))
+    layers = sum(isinstance(m, nn.BatchNorm2d) for m in own.modules())
+    for network in (own, graph):
+        assert recalibrate(network, [(x, None), (2 * x, None)]) == layers
+    assert set(own.state_dict()) == set(graph.state_dict())
+    for key, tensor in own.state_dict().items():
+        torch.testing.assert_close(graph.state_dict()[key], tensor, rtol=1e-10, atol=1e-10)
 
 
 def test_recalibration_without_batch_norm_runs_nothing() -> None:

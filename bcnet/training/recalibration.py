@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from bcnet.errors import BcnetError
 
 
 @torch.no_grad()
 def recalibrate(network: nn.Module, batches: Iterable[tuple[Tensor, Any]], *, bf16: bool = False) -> int:
-    """Forget the running statistics of every batch norm and take the plain average over ``batches``.
+    """Replace the running statistics of every batch norm by their plain average over ``batches``.
 
-    Weights, modes and momenta stay as they are, and dropout is off meanwhile. Returns how many batch norms there are;
-    where there are none, nothing is run.
+    Weights and modes stay as they are, and dropout is off meanwhile. Returns how many batch norms took statistics;
+    where a network has none, no batch is asked for.
     """
-    norms = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    if not norms:
+    if not any(name.rpartition(".")[2] == "running_mean" for name, _ in network.named_buffers()):
         return 0
     device = next(network.parameters()).device
-    modes = {module: module.training for module in network.modules()}
-    momenta = [norm.momentum for norm in norms]
     given = iter(batches)
     first = next(given, None)
     if first is None:
         raise BcnetError("batch norm cannot be recalibrated without a batch: give some training batches")
+    modes = {module: module.training for module in network.modules()}
+    averaging = _Averaging()
     try:
         network.eval()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a cumulative average, every batch with the same weight
-            norm.training = True
         for x, _ in chain([first], given):
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            averaging.batches += 1
+            with averaging, torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 network(x.to(device))
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
         for module, mode in modes.items():
             module.training = mode
-    return len(norms)
+    for name, buffer in network.named_buffers():
+        if name.rpartition(".")[2] == "num_batches_tracked":
+            buffer.fill_(averaging.batches)
+    return len(averaging.seen)
+
+
+class _Averaging(TorchFunctionMode):
+    """Batch norms, a layer's or a graph's, take the statistics of the batch and average them with those before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+        self.seen: set[int] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        names = _ARGUMENTS.get(func)
+        given = {**dict(zip(names or (), args, strict=False)), **(kwargs or {})}
+        if names is None or given.get("running_mean") is None:
+            return func(*args, **(kwargs or {}))
+        self.seen.add(id(given["running_mean"]))
+        return func(**given | {"training": True, "momentum": 1 / self.batches})
+
+
+_LAYER = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_OPERATOR = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
+_ARGUMENTS: dict[Any, tuple[str, ...]] = {
+    F.batch_norm: _LAYER,
+    torch.batch_norm: _OPERATOR,
+    torch.ops.aten.batch_norm.default: _OPERATOR,
+}
