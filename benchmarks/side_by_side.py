@@ -10,12 +10,13 @@ works on the next batch meanwhile. Elsewhere, and after a notice where recording
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -235,35 +236,48 @@ class SideBySide:
             for student in self.students:
                 student.record()
 
-    def run(self, after_epoch: Callable[[int], object] | None = None, steps: int | None = None) -> None:
-        """Train for all epochs, or for ``steps`` alone; ``after_epoch`` is told how many epochs are done."""
+    def run(self, after_epoch: Callable[[int], object] | None = None) -> None:
+        """Train for all epochs; ``after_epoch`` is told how many are done."""
         done, epoch = 0, 0
         while epoch < self.training.epochs:  # which after_epoch may change
             for batch in self._epoch(epoch):
-                if done == steps:
-                    return self._join()
-                self._step(batch, done)
+                self._step(batch, self.training.rate(done / self.steps))
                 done += 1
             self._join()
             epoch += 1
             if after_epoch is not None:
                 after_epoch(epoch)
 
+    def heal(self, steps: int) -> None:
+        """Train for some steps with a rate that falls to zero, after a first tenth in which it rises."""
+        batches = itertools.islice(itertools.chain.from_iterable(map(self._epoch, itertools.count())), steps)
+        for done, batch in enumerate(batches):
+            rise, fall = (done + 1) / max(1, steps // 10), (steps - done) / steps
+            self._step(batch, self.training.lr * min(1.0, rise) * fall)
+        self._join()
+
     def seconds_a_step(self, steps: int = 20) -> float:
         """What a step of all students costs; none of them is changed."""
-        with Many([student.unchanged() for student in self.students]):
-            self.run(steps=3)
+        with self.unchanged():
+            self.heal(3)
             self.wait()
             start = time.perf_counter()
-            self.run(steps=steps)
+            self.heal(steps)
             self.wait()
-            return (time.perf_counter() - start) / min(steps, self.steps * self.training.epochs)
+            return (time.perf_counter() - start) / steps
 
-    def _step(self, batch: Batch, done: int) -> None:
+    def unchanged(self) -> ExitStack:
+        """A context at whose end all students are as they were before."""
+        stack = ExitStack()
+        for student in self.students:
+            stack.enter_context(student.unchanged())
+        return stack
+
+    def _step(self, batch: Batch, rate: float) -> None:
         # The teacher works on this batch while the students still do on the last.
         logits = None if self.teacher is None else self.teacher(batch[0])
         self._join()
-        self.shared.load(batch, logits, self.training.rate(done / self.steps))
+        self.shared.load(batch, logits, rate)
         for student in self.students:
             if student.stream is None:
                 student.step()
@@ -286,21 +300,6 @@ class SideBySide:
     def wait(self) -> None:
         if self.shared.x.is_cuda:
             torch.cuda.synchronize()
-
-
-class Many:
-    """Several contexts as one."""
-
-    def __init__(self, contexts: Sequence[Restored]):
-        self.contexts = contexts
-
-    def __enter__(self) -> None:
-        for context in self.contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        for context in self.contexts:
-            context.__exit__(*error)
 
 
 @torch.no_grad()
