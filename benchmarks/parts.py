@@ -17,10 +17,10 @@ from bcnet.data import DeviceData, LoadOptions
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.data.source import split
 from bcnet.errors import BcnetError
-from bcnet.provenance import provenance
-from bcnet.search import Limits, WidthLaw
+from bcnet.models import MODELS, build
+from bcnet.search import Constraints, LogWidthModel
 from bcnet.space.network import NetworkSpace
-from bcnet.zoo import MODELS, build
+from bcnet.utils.provenance import provenance
 
 __all__ = ["BcnetError", "Images", "NetworkSpace", "balanced", "layer_counts", "network", "provenance", "space_of"]
 
@@ -61,11 +61,11 @@ def uniform(space: NetworkSpace, flops: float) -> Widths:
 def balanced(space: NetworkSpace, flops: float) -> Widths:
     """What the log-width model holds best before any score, within ``flops``, among bcnet's own candidates."""
     coarse = trace(space.model, space.example)
-    return WidthLaw.balanced(coarse).best(_constraints(coarse, flops))
+    return LogWidthModel.balanced(coarse).best(_constraints(coarse, flops))
 
 
-def _constraints(space: NetworkSpace, flops: float) -> Limits:
-    return Limits(space, space.costs, [f"flops={int(flops)}"])
+def _constraints(space: NetworkSpace, flops: float) -> Constraints:
+    return Constraints(space, space.costs, [f"flops={int(flops)}"])
 
 
 @dataclass(frozen=True)

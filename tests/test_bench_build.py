@@ -13,7 +13,7 @@ import pytest
 
 from bcnet.bench.build import BuildConfig, build_table
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
+from bcnet.training.optim import Optimisation
 
 NET = """
 from torch import nn
@@ -74,7 +74,7 @@ def test_a_killed_worker_is_replaced(config: BuildConfig, tmp_path: Path) -> Non
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(BcnetError, match=r"^engine is 'threads', but it must be processes or ray$"):
-        BuildConfig("zoo:digits_cnn", "digits", engine="threads")
+    with pytest.raises(BcnetError, match=r"^executor is 'threads', but it must be processes or ray$"):
+        BuildConfig("zoo:digits_cnn", "digits", executor="threads")
     with pytest.raises(BcnetError, match=r"^a table needs at least 1 seed and 1 worker$"):
         BuildConfig("zoo:digits_cnn", "digits", seeds=0)

@@ -18,11 +18,11 @@ from bcnet.bench.rank import RankConfig, bench_space, rank
 from bcnet.bench.tas import _stretch
 from bcnet.data import LoadOptions, load_data
 from bcnet.errors import BcnetError
-from bcnet.search import WidthLaw
-from bcnet.supernet import checkpoint
-from bcnet.supernet.evaluate import Evaluator
-from bcnet.supernet.loop import Progress
+from bcnet.search import LogWidthModel
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
+from bcnet.training import checkpoint
+from bcnet.training.loop import Progress
 
 NET = """
 from torch import nn
@@ -101,9 +101,9 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     levels = np.stack([table.widths[:, i] == c for i in range(2) for c in np.unique(table.widths[:, i])], 1)
     fitted = levels @ np.linalg.lstsq(levels, mean, rcond=None)[0]
     assert report["held_out"]["additive"] == pytest.approx(correlations(fitted, table.mean), abs=1e-3)
-    law = WidthLaw.fit(table.widths, stored["held_out_accuracy"].mean(0), table.space.layer_counts)
-    told = report["held_out"]["law"]
-    expected = correlations(law.predict(table.widths), table.mean)
+    model = LogWidthModel.fit(table.widths, stored["held_out_accuracy"].mean(0), table.space.layer_counts)
+    told = report["held_out"]["log_width"]
+    expected = correlations(model.predict(table.widths), table.mean)
     assert {k: told[k] for k in expected} == pytest.approx(expected, abs=1e-3)
     assert set(told["regret"]) == set(report["held_out"]["regret"])
     assert len(steps) == len(parts.train)

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from bcnet.errors import BcnetError
-from bcnet.supernet.checkpoint import exists, load, save
+from bcnet.training.checkpoint import exists, load, save
 
 
 def names(folder: Path) -> list[str]:
@@ -275,7 +275,7 @@ def test_state_that_is_no_json(tmp_path: Path) -> None:
 
 SAVE_FOREVER = """
 import sys, torch
-from bcnet.supernet.checkpoint import save
+from bcnet.training.checkpoint import save
 for step in range(1, 1_000_000):
     save(sys.argv[1], {"w": torch.full((50_000,), float(step))}, {"step": step})
     print(step, flush=True)

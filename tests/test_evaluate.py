@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from bcnet.data import DeviceData, LoadOptions
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
-from bcnet.supernet.evaluate import Evaluator
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import SupernetTraining, train_supernet
-from bcnet.task import Task, top5
+from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training.optim import Optimisation
+from bcnet.training.task import Task, top5
 
 SIDES = ("left", "right")
 
@@ -83,7 +83,7 @@ def test_it_ranks_by_score_or_by_loss(net: Supernet) -> None:
 
 def test_scoring_keeps_its_memory_also_where_nothing_was_trained_before(net: Supernet, monkeypatch: Any) -> None:
     calls = []
-    monkeypatch.setattr("bcnet.supernet.evaluate.tune_allocator", lambda: calls.append(1))  # without it, 2.4 x slower
+    monkeypatch.setattr("bcnet.supernet.scoring.tune_allocator", lambda: calls.append(1))  # without it, 2.4 x slower
     Evaluator(net, validation([32]))
     assert calls == [1]
 
@@ -177,7 +177,7 @@ def test_a_source_is_loaded_anew_and_many_widths_share_a_batch(net: Supernet) ->
 def test_more_widths_than_are_run_together(net: Supernet, monkeypatch: Any) -> None:
     widths = np.unique(toy.some_widths(net, 20), axis=0)
     wanted = Evaluator(net, validation([16])).score(widths)
-    monkeypatch.setattr("bcnet.supernet.evaluate.TOGETHER", 3)
+    monkeypatch.setattr("bcnet.supernet.scoring.TOGETHER", 3)
     told: list[tuple[int, int]] = []
     evaluator = Evaluator(net, validation([16]))
     evaluator.score(widths[:2])

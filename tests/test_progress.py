@@ -12,10 +12,10 @@ import pytest
 import toy
 from rich.console import Console
 
-from bcnet import progress
 from bcnet.errors import BcnetError
-from bcnet.progress import training_bar
-from bcnet.supernet.train import train_supernet
+from bcnet.supernet.training import train_supernet
+from bcnet.utils import progress
+from bcnet.utils.progress import training_bar
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,7 +51,7 @@ class Losses:
 
 
 def step(number: int, steps: int, loss: float = 1.5, images: int = 64) -> Any:
-    from bcnet.supernet.loop import Progress
+    from bcnet.training.loop import Progress
 
     return Progress(number, steps, (number - 1) // 10, 0.25, images, Losses(loss))  # type: ignore[arg-type]
 
@@ -139,7 +139,7 @@ def test_a_real_training_is_shown(capsys: Any) -> None:
 
 def test_only_the_first_process_shows_anything(monkeypatch: Any) -> None:
     out = io.StringIO()
-    monkeypatch.setattr(progress.distributed, "world", lambda: (1, 2))
+    monkeypatch.setattr(progress, "_world", lambda: (1, 2))
     Losses.reads = 0
     with training_bar("x", Console(file=out)) as tell:
         tell(step(1, 1))
@@ -148,7 +148,7 @@ def test_only_the_first_process_shows_anything(monkeypatch: Any) -> None:
 
 
 def test_images_of_all_processes_count(clock: Clock, monkeypatch: Any) -> None:
-    monkeypatch.setattr(progress.distributed, "world", lambda: (0, 2))
+    monkeypatch.setattr(progress, "_world", lambda: (0, 2))
     assert "13 images/s" in lines_of(10.0, 1, clock)[0]
 
 

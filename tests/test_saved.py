@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-import bcnet.saved
+import bcnet.run.serialization
 from bcnet.errors import BcnetError
-from bcnet.saved import Description, load, save
-from bcnet.sources import load_model
+from bcnet.models.load import load_model
+from bcnet.run.serialization import Description, load, save
 from bcnet.space.network import trace
 
 
@@ -75,7 +75,7 @@ def test_own_class_comes_back_when_given(own, model):
 
 def test_description_survives(own):
     folder, _, description = own
-    assert bcnet.saved.describe(folder) == description
+    assert bcnet.run.serialization.describe(folder) == description
 
 
 def test_widths_beyond_the_original_are_loaded(tmp_path):

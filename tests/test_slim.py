@@ -166,7 +166,7 @@ def test_importing_bcnet_imports_no_torch() -> None:
 
 def test_small_batches_of_a_loader_are_scored_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch norm uses the statistics of the scoring batch, so batches of a few images would tell little."""
-    from bcnet import stages
+    from bcnet.run import stages
 
     sizes: list[int] = []
 

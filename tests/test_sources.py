@@ -15,7 +15,7 @@ from torch import nn
 from traced import space_of
 
 from bcnet.errors import BcnetError
-from bcnet.sources import Source, load_model, parse_shape
+from bcnet.models.load import LoadedModel, load_model, parse_shape
 
 NET = """
 from torch import nn
@@ -56,7 +56,7 @@ def more(folder: Path, code: str) -> None:
     (folder / "net.py").write_text(f"{NET}\n{code}\n")
 
 
-def known(source: Source) -> tuple[str, str, tuple[int, ...], int | None]:
+def known(source: LoadedModel) -> tuple[str, str, tuple[int, ...], int | None]:
     return source.spec, type(source.model).__name__, source.input_shape, source.classes
 
 

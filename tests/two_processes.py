@@ -10,11 +10,11 @@ import torch
 import toy
 from safetensors.torch import save_file
 
-from bcnet.supernet import distributed
-from bcnet.supernet.evaluate import Evaluator
-from bcnet.supernet.loop import Progress
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import train_supernet
+from bcnet.supernet.training import train_supernet
+from bcnet.training import distributed
+from bcnet.training.loop import Progress
 
 STOP = toy.STEPS + 2
 

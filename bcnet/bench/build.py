@@ -22,7 +22,7 @@ import numpy as np
 
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
+from bcnet.training.optim import Optimisation
 
 TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
 """How the released tables were trained, with batches of 256, crops and flips."""
@@ -44,19 +44,19 @@ class BuildConfig:
     batch: int = 256
     optimisation: Optimisation = field(default_factory=lambda: TABLE_RECIPE)
     workers: int = 1
-    engine: str = "processes"
+    executor: str = "processes"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.engine not in ("processes", "ray"):
-            raise BcnetError(f"engine is {self.engine!r}, but it must be processes or ray")
+        if self.executor not in ("processes", "ray"):
+            raise BcnetError(f"executor is {self.executor!r}, but it must be processes or ray")
         if self.seeds < 1 or self.workers < 1:
             raise BcnetError("a table needs at least 1 seed and 1 worker")
 
     def identity(self) -> dict[str, Any]:
         """What decides the results; where they are computed does not."""
         found = asdict(self)
-        for name in ("workers", "engine", "device"):
+        for name in ("workers", "executor", "device"):
             del found[name]
         identity: dict[str, Any] = json.loads(json.dumps(found))
         return identity
@@ -80,7 +80,7 @@ def build_table(
     results = _Results(place, config)
     jobs = [(i, s) for i in range(len(table)) for s in range(config.seeds)]
     todo = [job for job in jobs if job not in results.best]
-    run = _over_ray if config.engine == "ray" else _over_processes
+    run = _over_ray if config.executor == "ray" else _over_processes
     for job, row in run(config, todo):
         results.add(job, row)
         if progress is not None:
@@ -161,7 +161,7 @@ def _over_ray(config: BuildConfig, todo: list[Job]) -> Iterator[tuple[Job, dict[
 
 
 def _space(config: BuildConfig) -> Any:
-    from bcnet.sources import load_model
+    from bcnet.models.load import load_model
 
     source = load_model(config.model)
     return source.space(groups=config.groups, base=config.base, ignore=config.ignore)
@@ -180,7 +180,7 @@ def train_one(config: BuildConfig, job: Job) -> dict[str, float]:
     """Train one network from scratch; accuracy in percent of its best and its last epoch on the test set."""
     import torch
 
-    from bcnet.retrain import Retraining, evaluate, retrain
+    from bcnet.training.retraining import Retraining, evaluate, retrain
 
     torch.set_num_threads(1)
     space, data = _prepared(config)

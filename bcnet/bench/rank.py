@@ -20,6 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bcnet.accel import choose_engine
+from bcnet.accel.enumeration.score_all import AllScores, score_all
+from bcnet.accel.enumeration.walker import Options
 from bcnet.bench.correlation import correlations
 from bcnet.bench.files import write_whole
 from bcnet.bench.predictors import PREDICTORS, predicted
@@ -28,17 +31,15 @@ from bcnet.bench.table import ChannelBench
 from bcnet.bench.tas import TAS, train_tas
 from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
-from bcnet.provenance import provenance
-from bcnet.search.law import WidthLaw
+from bcnet.search.predictors.log_width import LogWidthModel
 from bcnet.space.network import NetworkSpace
 from bcnet.space.widths import WidthVariable
-from bcnet.supernet.exhaustive import AllScores, score_all
+from bcnet.supernet.paths import METHODS, Method
 from bcnet.supernet.principle import get_principle
-from bcnet.supernet.strategy import METHODS, Method
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import Progress, SupernetTraining, train_supernet
-from bcnet.supernet.walk import Options
+from bcnet.supernet.training import Progress, SupernetTraining, train_supernet
+from bcnet.training.optim import Optimisation
+from bcnet.utils.provenance import provenance
 
 NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
 SHARES = (0.25, 0.5, 0.75)
@@ -105,16 +106,16 @@ class RankConfig:
         changes: dict[str, Any] = {}
         if self.complement is not None:
             changes["complement"] = self.complement
-            if not self.complement and method.strategy.complement:
-                changes["draws"] = 2 * method.strategy.draws
+            if not self.complement and method.sampling.complement:
+                changes["draws"] = 2 * method.sampling.draws
         given = {name: getattr(self, name) for name in ("sides", "draws", "sandwich", "extremes")}
         changes |= {name: value for name, value in given.items() if value is not None}
-        return Method(method.principle, replace(method.strategy, **changes))
+        return Method(method.principle, replace(method.sampling, **changes))
 
 
 def bench_space(config: RankConfig) -> NetworkSpace:
     """The network of an experiment, traced, with its candidates: the benchmark's have four per variable."""
-    from bcnet.sources import load_model
+    from bcnet.models.load import load_model
 
     source = load_model(config.model or f"zoo:{NETWORKS[config.space]}")
     return source.space(groups=config.groups, base=config.base)
@@ -192,11 +193,12 @@ def _train(
         ema=config.ema,
         bf16=config.bf16,
     )
-    training = SupernetTraining(method.strategy, recipe, seed=config.seed, engine=config.engine)
+    training = SupernetTraining(method.sampling, recipe, seed=config.seed)
     if config.method == TAS:
         train_tas(net, data, training, folder, progress)
     else:
-        train_supernet(net, data.train, training, folder=folder, progress=progress)
+        engine, _ = choose_engine(net, config.engine, bf16=config.bf16)
+        train_supernet(net, data.train, training, folder=folder, progress=progress, engine=engine)
     return net
 
 
@@ -224,8 +226,8 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
     widths = table.widths[rows]
     found["effects"] = _effects(100 * readings["accuracy"], truth, table.space.variables, widths)
     found["additive"] = correlations(added(found["effects"], widths), truth)
-    found["law"] = by_law(readings["accuracy"], table, rows)
-    found["law_by_loss"] = by_law(readings["loss"], table, rows)
+    found["log_width"] = by_log_width(readings["accuracy"], table, rows)
+    found["law_by_loss"] = by_log_width(readings["loss"], table, rows)
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
@@ -251,10 +253,10 @@ def _effects(
     return found
 
 
-def by_law(score: NDArray[np.float64], table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
-    """How the width law of the scores of the table's ``rows`` ranks them: correlations, and the regret of the best."""
+def by_log_width(score: NDArray[np.float64], table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
+    """How a log-width model of the scores ranks the table's ``rows``: correlations, and the regret of its best."""
     widths, truth = table.widths[rows], table.mean[rows]
-    guess = WidthLaw.fit(widths, score, table.space.layer_counts).predict(widths)
+    guess = LogWidthModel.fit(widths, score, table.space.layer_counts).predict(widths)
     return {**correlations(guess, truth), "regret": _regrets(guess, truth, table.costs["flops"][rows])}
 
 
@@ -285,7 +287,7 @@ def _memory(device: str) -> int:
 
 def _paths(config: RankConfig, space: NetworkSpace) -> int:
     method = config.resolved()
-    return len(method.strategy.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
+    return len(method.sampling.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
 
 
 def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:

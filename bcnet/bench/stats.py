@@ -50,7 +50,7 @@ def statistics(table: ChannelBench) -> dict[str, Any]:
     }
 
 
-def write_report(table: ChannelBench, folder: str | os.PathLike[str]) -> list[Path]:
+def write_statistics(table: ChannelBench, folder: str | os.PathLike[str]) -> list[Path]:
     """Writes ``stats.json``, ``histograms.svg`` and the page ``stats.html`` into ``folder``; returns the files."""
     figures = statistics(table)
     texts = {

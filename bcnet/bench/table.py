@@ -170,9 +170,9 @@ class ChannelBench:
 
     def _ranked(self, budgets: Mapping[str, float] | None) -> NDArray[np.int64]:
         """Indices within the budgets, the most accurate first, equals by index."""
-        limits = dict(budgets or {})
+        constraints = dict(budgets or {})
         inside = np.ones(len(self), dtype=bool)
-        for name, limit in limits.items():
+        for name, limit in constraints.items():
             if name not in self.costs:
                 near = difflib.get_close_matches(str(name), self.costs, n=1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -181,8 +181,8 @@ class ChannelBench:
                 raise BcnetError(f"the budget of {name} must be a number, got {limit!r:.40}")
             inside &= self.costs[name] <= limit
         if not inside.any():
-            asked = ", ".join(f"{name} <= {limit:,.12g}" for name, limit in limits.items())
-            least = ", ".join(f"{name} {self.costs[name].min():,.12g}" for name in limits)
+            asked = ", ".join(f"{name} <= {limit:,.12g}" for name, limit in constraints.items())
+            least = ", ".join(f"{name} {self.costs[name].min():,.12g}" for name in constraints)
             raise BcnetError(f"no widths of space {self.space.name!r} keep within {asked}; the least there is: {least}")
         index = np.flatnonzero(inside)
         return index[np.argsort(-self.mean[index], kind="stable")]

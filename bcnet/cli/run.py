@@ -11,8 +11,8 @@ from bcnet.cli.console import JSON_OPTION, console, fail, print_json, table
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
-    from bcnet.recipe import Recipe
-    from bcnet.run import Run
+    from bcnet.run.recipe import Recipe
+    from bcnet.run.session import Run
 
 RUN_ARGUMENT = typer.Argument(metavar="RUN", help="The folder of a run.")
 AGAIN_OPTION = typer.Option("--again", help="Do the stage again, and forget the stages after it.")
@@ -40,12 +40,12 @@ def run_all(
     until: Annotated[str, typer.Option(metavar="STAGE", help="Stop after this stage.")] = "report",
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Find a slim network within a budget: couple, train, search, retrain, compare, export, report.
+    """Find a slim network within a budget: trace, train, search, retrain, compare, export, report.
 
     With nothing said, a small network on the embedded digits is slimmed to half its FLOPs.
     """
-    from bcnet.pipeline import check_stage
-    from bcnet.run import Run, command_line, facts
+    from bcnet.run.pipeline import check_stage
+    from bcnet.run.session import Run, command_line, facts
 
     check_stage(until)
     if resume is not None:
@@ -60,7 +60,7 @@ def run_all(
     try:
         _work(run, until, as_json)
     except BcnetError:
-        if not run.done("couple"):
+        if not run.done("trace"):
             run.abandon()
         raise
 
@@ -73,7 +73,7 @@ def _refuse(given: dict[str, Any]) -> None:
 
 def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     """The recipe that the options change."""
-    from bcnet.recipe import Recipe
+    from bcnet.run.recipe import Recipe
 
     if recipe is not None:
         return Recipe.read(recipe)
@@ -143,9 +143,9 @@ def _new_folder(recipe: Recipe) -> Path:
 
 def _work(run: Run, until: str, as_json: bool, again: bool = False) -> None:
     """Run the stages up to ``until`` and print what there is."""
-    from bcnet.display import shown
-    from bcnet.pipeline import run_stages
-    from bcnet.runfolder import RunFolder
+    from bcnet.run.folder import RunFolder
+    from bcnet.run.pipeline import run_stages
+    from bcnet.utils.display import shown
 
     RunFolder.open(run.folder)
     try:
@@ -161,7 +161,7 @@ def _work(run: Run, until: str, as_json: bool, again: bool = False) -> None:
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    from bcnet.pipeline import STAGES
+    from bcnet.run.pipeline import STAGES
 
     result: dict[str, Any] = {"run": str(run.folder), "done": [name for name in STAGES if run.done(name)]}
     if run.done("compare"):
@@ -177,8 +177,8 @@ def _report_path(run: Run) -> str | None:
 
 
 def _print_summary(run: Run, until: str) -> None:
-    from bcnet.report.data import ReportData
     from bcnet.report.words import comparison
+    from bcnet.run.report import report_data
 
     out = console()
     if not run.done("compare"):
@@ -211,7 +211,7 @@ def _print_summary(run: Run, until: str) -> None:
         ],
         rows,
     )
-    for sentence in comparison(ReportData.from_run(run)):
+    for sentence in comparison(report_data(run)):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     report = _report_path(run) if run.done("report") else None
     out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
@@ -224,7 +224,7 @@ def _stage_command(name: str, about: str) -> Any:
         device: Annotated[str | None, DEVICE_OPTION] = None,
         as_json: Annotated[bool, JSON_OPTION] = False,
     ) -> None:
-        from bcnet.run import Run
+        from bcnet.run.session import Run
 
         _work(Run(run, device), name, as_json, again)
 

@@ -29,7 +29,7 @@ _SIZES = {"full": 11, "uniform": 12, "balanced": 12, "random": 12, "found": 17}
 
 def all_charts(data: ReportData) -> dict[str, Figure]:
     """Every chart by the id of its place on the page."""
-    known = {} if data.gains is None else {"law": law(data, data.gains)}
+    known = {} if data.gains is None else {"log-width": log_width(data, data.gains)}
     return {
         **known,
         "retained": retained(data),
@@ -164,8 +164,8 @@ def progress(data: ReportData) -> Figure:
     )
 
 
-def law(data: ReportData, gains: Sequence[float]) -> Figure:
-    """What doubling every width is worth to the supernet, by the width law."""
+def log_width(data: ReportData, gains: Sequence[float]) -> Figure:
+    """What doubling every width is worth to the supernet, by the log-width model."""
     loss = data.ranked_by == "loss"
     shown = [100 * gain if _percent(data) else gain for gain in gains]
     what = "loss" if loss else data.metric

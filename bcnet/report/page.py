@@ -41,7 +41,7 @@ def render(data: ReportData) -> str:
         "widths": _widths(data),
         "front": escape(_front(data)),
         "progress": escape(_progress(data)),
-        "law": _law(data),
+        "log_width": _log_width(data),
         "variables": _variables(data),
         "fairness": escape(_fairness(get_principle(data.principle), data.variables[widest(data)])),
         "fair": escape(_fair(data)),
@@ -182,7 +182,7 @@ def _progress(data: ReportData) -> str:
         return ""
     gain = f"The best was found at evaluation {data.chosen.number} of {len(data.trials):,}"
     if data.gains is not None:
-        gain = f"The widths chosen are those that the width law of all {len(data.trials):,} scores holds best"
+        gain = f"The widths chosen are those that the log-width model of all {len(data.trials):,} scores holds best"
     uniform = data.supernet_scores.get("uniform")
     if uniform is None:
         return f"{gain}."
@@ -194,16 +194,16 @@ def _progress(data: ReportData) -> str:
     return f"{gain}: {words.gap(data, difference)} {where} uniform scaling in the supernet."
 
 
-def _law(data: ReportData) -> str:
-    """What every width is worth, where a law of that chose."""
+def _log_width(data: ReportData) -> str:
+    """What every width is worth, where a log-width model chose."""
     if data.gains is None:
         return ""
     most = data.variables[data.gains.index(max(data.gains))].name
     return (
         "<h3>What a width is worth</h3><p>Single scores of a supernet err, and a search finds those that err upwards. "
-        "So a law is fitted to all of them: doubling a width adds a fixed amount, never negative, the same for each "
-        f"of its layers unless the scores tell otherwise. Doubling {escape(most)} adds most."
-        '</p><div class="chart low" id="law"></div>'
+        "So a log-width model is fitted to all of them: doubling a width adds a fixed amount, never negative, the same "
+        f"for each of its layers unless the scores tell otherwise. Doubling {escape(most)} adds most."
+        '</p><div class="chart low" id="log-width"></div>'
     )
 
 

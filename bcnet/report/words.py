@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from bcnet.report.data import Figures, ReportData
-from bcnet.search.budget import format_cost
+from bcnet.search.constraints import format_cost
 
 COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
 RIVALS = {

@@ -7,7 +7,7 @@ fate form classes; classes that touch the same parameter dimensions form a width
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,8 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis, Size, parse
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Value, settle, shrink, varying, vector
-from bcnet.space.walk import Dim, Walk, bind, layer_of, values_in
+from bcnet.space.operators.table import bind
+from bcnet.space.walk import Dim, Walk, layer_of, values_in
 
 __all__ = ["Coupled", "Coupling", "bind", "couple", "layer_of"]
 
@@ -51,21 +52,40 @@ class Coupling:
 
 
 def couple(
-    capture: Capture, state: Mapping[str, Tensor], ignore: Iterable[str] = (), training: Capture | None = None
+    capture: Capture,
+    state: Mapping[str, Tensor],
+    ignore: Iterable[str] = (),
+    training: Capture | None = None,
+    kernels: Collection[Dim] = (),
 ) -> Coupling:
     """Find the width variables of a captured network.
 
     ``state`` are its parameters and buffers by name; ``ignore`` holds names of layers (or patterns such
     as ``stem.*``) whose output width must not change; ``training`` is the graph of the training mode,
-    where that has layers of its own (auxiliary heads).
+    where that has layers of its own (auxiliary heads); ``kernels`` are parameter dimensions that never vary.
     """
-    walk = Walk(capture, state)
+    walk = Walk(capture, state, kernels)
     walk.propagate()
+    alive = walk.alive()
     if training is not None:
-        also = Walk(training, state, walk.links, walk.labels)
+        also = Walk(training, state, kernels, walk)
         also.propagate()
+        alive |= also.alive()
+    _fix_dead_ends(walk, alive)
     _fix_ignored(walk, tuple(ignore))
     return _Grouping(walk).result()
+
+
+def _fix_dead_ends(walk: Walk, alive: set[str]) -> None:
+    """Layers whose output nothing reads keep it: only what they share with the rest of the network may vary."""
+    dead = {dim: labels for dim, labels in walk.labels.items() if dim[0] not in alive}
+    if not dead:
+        return
+    classes = walk.links.classes()
+    live = {int(c) for dim, labels in walk.labels.items() if dim not in dead for c in classes[labels.numpy()]}
+    for labels in dead.values():
+        lonely = ~np.isin(classes[labels.numpy()], list(live))
+        walk.links.fix(labels[torch.from_numpy(lonely)], "nothing reads its output")
 
 
 def _fix_ignored(walk: Walk, ignore: tuple[str, ...]) -> None:
@@ -99,12 +119,14 @@ class _Grouping:
             for variable, where in spoiled.items():
                 members = np.flatnonzero(self.member[:, 0] == variable)
                 self.walk.links.fix(torch.from_numpy(members), f"its channels are mixed in {where}")
+        fixed = self._fixed()
         if not self.counts:
+            reasons = "; ".join(f"{layer}: {why}" for layer, why in fixed[:5])
             raise BcnetError(
-                "this network has no channel dimension that could vary; is it a convolutional network, "
-                "and are its layers not all ignored?"
+                "this network has no channel dimension that could vary"
+                + (f" ({reasons}{'; ...' if len(fixed) > 5 else ''})" if reasons else ": it has no layers with weights")
             )
-        return Coupling(self._variables(), self._axes, self._sizes(), self._prefixes(), self._fixed())
+        return Coupling(self._variables(), self._axes, self._sizes(), self._prefixes(), fixed)
 
     def _first_uses(self) -> list[Dim]:
         """Parameter dimensions in the order of first use in the forward pass."""
@@ -232,12 +254,17 @@ class _Grouping:
         return tuple(Coupled(names[v], n, unit[v], tuple(layers[v])) for v, n in enumerate(self.counts))
 
     def _fixed(self) -> tuple[tuple[str, str], ...]:
-        """Layers whose output was fixed, with the reason; the network's output itself is not listed."""
-        owners = [(int(labels[0]), int(labels[-1]), dim) for dim, labels in self.walk.labels.items()]
+        """Layers whose output cannot vary, with the reason."""
+        why = self.walk.links.explained()
+        outputs = dict.fromkeys(self.walk.transposed(), 1)
         rows: dict[str, str] = {}
-        for label, why in self.walk.links.reasons:
-            name, axis = next((dim for low, high, dim in owners if low <= label <= high), ("", 1))
-            if axis == 0 and "kernel" not in why:
-                layer, _, leaf = name.rpartition(".")
-                rows.setdefault(layer if layer and leaf in ("weight", "bias") else name, why)
+        for name, axis in self.order:
+            labels = self.walk.labels[name, axis].numpy()
+            if axis != outputs.get(name, 0) or (self.member[labels, 0] >= 0).all():
+                continue
+            layer, _, leaf = name.rpartition(".")
+            held = labels[self.member[labels, 0] < 0]
+            reason = why.get(int(held[0]), "its channels belong together, so that none of them can go")
+            if len(self.walk.state[name].shape) > 1 or why.get(int(held[0])) is None or not layer:
+                rows.setdefault(layer if layer and leaf in ("weight", "bias") else name, reason)
         return tuple(rows.items())

@@ -1,0 +1,5 @@
+"""Fast ways to do what the rooms above do slowly: GPU kernels, the fused supernet step, whole spaces at once."""
+
+from bcnet.accel.fused_step import Choice, choose_engine
+
+__all__ = ["Choice", "choose_engine"]
