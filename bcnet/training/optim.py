@@ -71,7 +71,7 @@ class Optimisation:
             if not holds:
                 raise BcnetError(f"{name} is {getattr(self, name)!r:.40}, but it must {wanted}")
 
-    def rate(self, step: int, steps: int) -> float:
+    def rate(self, step: int, steps: float) -> float:
         """The learning rate of ``step`` where an epoch has ``steps`` steps."""
         epoch = step / steps
         if epoch < self.warmup:
