@@ -15,6 +15,7 @@ import bcnet
 from bcnet.errors import BcnetError
 
 TINY: dict[str, Any] = {
+    "start": "scratch",
     "groups": 4,
     "supernet": {"epochs": 2},
     "search": {"evaluations": 8, "population": 4},

@@ -27,20 +27,23 @@ from __future__ import annotations
 
 import errno
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from bcnet.errors import BcnetError
 from bcnet.run import stages
+from bcnet.run.recipe import Recipe
 from bcnet.run.session import Run
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
+    "given": (stages.score_given, "score the network as it is given"),
     "trace": (stages.trace_network, "find the width variables"),
     "train": (stages.train, "train the supernet"),
     "search": (stages.find, "search widths within the budget"),
-    "retrain": (stages.retrain_all, "train the networks from scratch"),
+    "race": (stages.race, "race the finalists"),
+    "retrain": (stages.retrain_all, "train the networks that are compared"),
     "compare": (stages.compare, "measure and compare"),
     "export": (stages.export, "export the slim network"),
     "report": (stages.report, "write the report"),
@@ -52,8 +55,8 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
 
     The caller holds ``run.lock()``.
     """
-    check_stage(until)
-    names = list(STAGES)
+    names = stages_of(run.recipe)
+    check_stage(until, names)
     if again:
         forget(run, until)
     for name in names[: names.index(until) + 1]:
@@ -64,10 +67,22 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
                 stage(run)
 
 
-def check_stage(name: str) -> None:
+def stages_of(recipe: Recipe) -> list[str]:
+    """The stages of a run by this recipe, in their order."""
+    left_out = set()
+    if recipe.start == "scratch":
+        left_out |= {"given", "race"}
+    if recipe.race is None:
+        left_out.add("race")
+    if recipe.scorer != "supernet":
+        left_out.add("train")
+    return [name for name in STAGES if name not in left_out]
+
+
+def check_stage(name: str, names: Iterable[str] = STAGES) -> None:
     """A :class:`BcnetError` where there is no such stage."""
-    if name not in STAGES:
-        raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(STAGES)}")
+    if name not in names:
+        raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(names)}")
 
 
 def forget(run: Run, stage: str) -> None:

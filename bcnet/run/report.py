@@ -33,7 +33,8 @@ def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> 
 def report_data(run: RunFolder | str | Path) -> ReportData:
     """The data of a run whose networks were compared; the export is shown where there is one."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    parts = {name: folder.read(name) for name in ("run", "trace", "train", "search", "compare")}
+    parts: dict[str, Any] = {name: folder.read(name) for name in ("run", "trace", "search", "compare")}
+    parts["train"] = folder.read("train") if folder.done("train") else None
     try:
         return _assembled(folder, **parts)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -44,7 +45,7 @@ def _assembled(
     folder: RunFolder,
     run: dict[str, Any],
     trace: dict[str, Any],
-    train: dict[str, Any],
+    train: dict[str, Any] | None,
     search: dict[str, Any],
     compare: dict[str, Any],
 ) -> ReportData:
@@ -63,12 +64,12 @@ def _assembled(
         budgets=tuple(Budget(**budget) for budget in trace["budgets"]),
         variables=tuple(_variable(entry) for entry in trace["variables"]),
         full_widths=tuple(trace["widths"]["full"]),
-        principle=train["principle"],
+        principle=train["principle"] if train else None,
         networks={name: _figures(row) for name, row in _with_full(rows, trace).items()},
         trials=tuple(trials),
         chosen=Trial.from_dict(search["best"]),
-        supernet_scores=search["supernet"],
-        supernet_curve=_curve("supernet", train["history"]),
+        reference_scores=search["reference"],
+        supernet_curve=_curve("supernet", train["history"]) if train else None,
         retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),
         recipe=folder.path("recipe.yaml").read_text("utf-8"),
         command=shlex.join(run["command"]),
@@ -76,6 +77,9 @@ def _assembled(
         facts=_facts(run, train, search),
         ranked_by=search["ranked_by"],
         gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
+        inherited=folder.recipe.start == "trained",
+        race=tuple(folder.read("race")["rounds"]) if folder.done("race") else (),
+        slim=compare.get("chosen", "found"),
         count=rows["found"].get("count"),
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,
@@ -104,7 +108,7 @@ def _curve(name: str, history: list[dict[str, float]]) -> Curve:
     return Curve(name, tuple(row["loss"] for row in history))
 
 
-def _facts(run: dict[str, Any], train: dict[str, Any], search: dict[str, Any]) -> dict[str, str]:
+def _facts(run: dict[str, Any], train: dict[str, Any] | None, search: dict[str, Any]) -> dict[str, str]:
     machine = run["machine"]
     versions = run["versions"]
     return {
@@ -114,8 +118,8 @@ def _facts(run: dict[str, Any], train: dict[str, Any], search: dict[str, Any]) -
         "device": machine["device"] if machine["device"] != "cpu" else f"CPU, threads: {machine['threads']}",
         "system": machine["system"],
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
-        "supernet training": _duration(train["seconds"]) + f", {train['paths']:,} paths",
-        "search": _duration(search["seconds"]) + f", {search['evaluations']:,} widths scored",
+        **({"supernet training": f"{_duration(train['seconds'])}, {train['paths']:,} paths"} if train else {}),
+        "search": _duration(search["seconds"]) + f", {search['evaluations']:,} configurations scored",
     }
 
 

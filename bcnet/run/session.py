@@ -8,6 +8,7 @@ This is what the stages, the report and the export read::
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 import sys
@@ -24,7 +25,7 @@ from torch import nn
 
 from bcnet import __version__
 from bcnet.data.load import load_data
-from bcnet.data.source import Data
+from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.latency.table import LatencyTable, measure_table
 from bcnet.models.load import LoadedModel, load_model
@@ -32,12 +33,16 @@ from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.search.constraints import Budget, Constraints, parse_budget
 from bcnet.space.cost import Cost
+from bcnet.space.importance import Scores, importance, taylor
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
+from bcnet.training.recalibration import recalibrate
 from bcnet.training.task import Task
 from bcnet.utils.display import Listener
 from bcnet.utils.provenance import commit, package_version
+
+TAYLOR_BATCHES = 8
 
 
 class Run(RunFolder):
@@ -113,8 +118,60 @@ class Run(RunFolder):
         """A network at ``widths`` with the weights that this run's seed draws."""
         return self._seeded().build(np.asarray(widths)).to(self.device)
 
-    def network(self, name: str = "found") -> nn.Module:
-        """A retrained network by name (``found``, ``uniform``, ``full``, ``random``), in evaluation mode."""
+    @property
+    def final_training(self) -> Source:
+        """What the compared networks are trained on: all training images, unless some are held out to the end."""
+        return self.data.train if self.holds_out else self.data.whole or self.data.train
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether no network learns from the validation images, so that they can say which is the best."""
+        return self.recipe.start == "trained" or self.data.whole is None
+
+    def given_network(self) -> nn.Module:
+        """The network as it was given, trained, in evaluation mode: where slim ones begin, and their teacher."""
+        network = copy.deepcopy(self.source.model)
+        network.load_state_dict(self.tensors("given"))
+        return network.eval()
+
+    def teacher(self) -> nn.Module | None:
+        """The given network, where slim ones learn from it."""
+        if self.recipe.distillation is None or self.task.distil is None:
+            return None
+        return self.given_network()
+
+    @cached_property
+    def channel_scores(self) -> Scores:
+        """How important every channel of the given network is, by the recipe's criterion."""
+        return self.scores_by(self.recipe.keep)
+
+    def scores_by(self, criterion: str) -> Scores:
+        """How important every channel of the given network is by ``criterion``: an array for each variable."""
+        if criterion != "taylor":
+            return importance(self.space, self.given_network(), criterion, seed=self.recipe.seed)
+        batches = self.data.train.batches(0, 0, self.device)
+        some = [next(batches) for _ in range(min(TAYLOR_BATCHES, len(self.data.train)))]
+        return taylor(self.space, self.given_network(), some, self.task.loss)
+
+    def inherited(self, widths: Any) -> nn.Module:
+        """A network at ``widths`` with the most important channels of the given one, batch norm recalibrated."""
+        space = self._seeded()
+        built = space.build(np.asarray(widths), weights_of=self.given_network(), keep=self.channel_scores)
+        network = built.to(self.device)
+        batches = self.data.train.batches(0, 0, self.device)
+        some = min(self.recipe.healing.calibration, len(self.data.train))
+        recalibrate(network, [next(batches) for _ in range(some)], bf16=self.recipe.retrain.bf16)
+        return network
+
+    @property
+    def chosen(self) -> str:
+        """The name of the network that ships: the best that was trained within the budgets."""
+        return str(self.read("retrain").get("chosen", "found"))
+
+    def network(self, name: str | None = None) -> nn.Module:
+        """A trained network by name (``found``, ``uniform``, ``full``, ...), else the one that ships; in evaluation
+        mode."""
+        name = name or self.chosen
         network = self.fresh(self.read(f"retrain/{name}")["widths"])
         network.load_state_dict(self.tensors(f"retrain/{name}"))
         if self.recipe.channels_last:

@@ -79,12 +79,13 @@ class Result:
     @cached_property
     def widths(self) -> dict[str, int]:
         """The width of every variable, by the name of its first layer."""
-        return dict(zip(self.run.space.names, self.run.read("search")["best"]["widths"], strict=True))
+        widths = self.run.read(f"retrain/{self.run.chosen}")["widths"]
+        return dict(zip(self.run.space.names, widths, strict=True))
 
     @cached_property
     def model(self) -> nn.Module:
         """The slim network, trained, in evaluation mode."""
-        return self.run.network("found")
+        return self.run.network()
 
     @cached_property
     def front(self) -> list[dict[str, Any]]:

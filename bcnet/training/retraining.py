@@ -91,10 +91,22 @@ def retrain(
     progress: Told | None = None,
 ) -> History:
     """Train ``network`` in place; with ``folder``, checkpoints go there and a stopped training goes on."""
-    loop = _Retrainer(network, source, config, task, teacher, folder)
+    loop = open_training(network, source, config, task, teacher, folder)
     loop.run(progress)
     loop.finish()
     return loop.history
+
+
+def open_training(
+    network: nn.Module,
+    source: Source,
+    config: Retraining,
+    task: Task | None = None,
+    teacher: nn.Module | None = None,
+    folder: str | Path | None = None,
+) -> _Retrainer:
+    """The training of ``network`` in place, for who runs it in parts: ``run(progress, epochs)``, then ``finish()``."""
+    return _Retrainer(network, source, config, task, teacher, folder)
 
 
 def train_random(
