@@ -201,9 +201,10 @@ def _built(spec: str, build: Callable[[], Any], pretrained: bool) -> Any:
             return build()
     except Exception as error:
         if pretrained:
+            cause = _cause(error).partition(". ")[0]
             raise BcnetError(
-                f"the pretrained weights of {spec} cannot be had ({_cause(error)}): go online once, so that they "
-                "are cached, or give a file of weights"
+                f"the pretrained weights of {spec} cannot be had ({cause}): go online once, so that they are cached, "
+                "or give a file of weights"
             ) from error
         raise BcnetError(f"{spec} cannot be built: {_cause(error)}") from error
 
