@@ -61,12 +61,11 @@ def test_one_threshold_divides_the_whole_network(seed: int, share: int) -> None:
     assert above_floor.min(initial=np.inf) >= np.concatenate(gone).max(initial=0)
 
 
-def test_equal_scores_take_the_first_variables() -> None:
+def test_equal_scores_are_spread_evenly() -> None:
     space, costs = chain(3)
     constraints = Constraints(space, costs, ["params=50%"])
-    widths = [allot(constraints, [np.ones(24)] * 3).tolist() for _ in range(2)]
-    assert widths[0] == widths[1]
-    assert widths[0][0] == 24
+    widths = allot(constraints, [np.ones(24)] * 3)
+    assert widths.max() - widths.min() <= 1
 
 
 def test_local_is_the_widest_uniform_scaling() -> None:

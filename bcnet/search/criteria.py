@@ -68,11 +68,11 @@ def _blocks(space: WidthSpace, scores: Sequence[ArrayLike]) -> tuple[Widths, Wid
     """Steps of width above the smallest network, the most important first: their variables (n,) and channels (n,).
 
     A step is as important as its units on average; units of a variable come in the order of their importance, so
-    its steps do too.
+    its steps do too. Equal ones go to the variable that has the smaller share of its width.
     """
     if len(scores) != len(space):
         raise BcnetError(f"scores has {len(scores)} arrays, but this space has {len(space)} width variables")
-    rows: list[tuple[float, int, int, int]] = []
+    rows: list[tuple[float, float, int, int]] = []
     for number, (v, step, given) in enumerate(zip(space.variables, space.steps.tolist(), scores, strict=True)):
         row = np.asarray(given, dtype=np.float64)
         if row.shape != (v.max // v.unit,) or not np.isfinite(row).all():
@@ -81,9 +81,9 @@ def _blocks(space: WidthSpace, scores: Sequence[ArrayLike]) -> tuple[Widths, Wid
         ranked = np.sort(row)[::-1]
         starts = range(v.base // v.unit, len(ranked), step // v.unit)
         blocks = [ranked[start : start + step // v.unit] for start in starts]
-        rows += [(-float(block.mean()), number, i, len(block) * v.unit) for i, block in enumerate(blocks)]
+        rows += [(-float(block.mean()), i / len(blocks), number, len(block) * v.unit) for i, block in enumerate(blocks)]
     rows.sort()
-    table = np.array([(number, size) for _, number, _, size in rows], dtype=np.int64).reshape(-1, 2)
+    table = np.array([(number, size) for _, _, number, size in rows], dtype=np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
