@@ -26,6 +26,9 @@ from bcnet.space.walk import Dim, Walk, layer_of, values_in
 __all__ = ["Coupled", "Coupling", "bind", "couple", "layer_of"]
 
 
+_STATISTICS = ("running_mean", "running_var")
+
+
 @dataclass(frozen=True)
 class Coupled:
     """One width variable as the graph shows it: ``count`` units of ``unit`` channels."""
@@ -66,19 +69,19 @@ def couple(
     """
     walk = Walk(capture, state, kernels)
     walk.propagate()
-    alive = walk.alive()
+    used = {walk.tied[name] for name in capture.used}
     if training is not None:
         also = Walk(training, state, kernels, walk)
         also.propagate()
-        alive |= also.alive()
-    _fix_dead_ends(walk, alive)
+        used |= {walk.tied[name] for name in training.used}
+    _fix_dead_ends(walk, used)
     _fix_ignored(walk, tuple(ignore))
     return _Grouping(walk).result()
 
 
-def _fix_dead_ends(walk: Walk, alive: set[str]) -> None:
+def _fix_dead_ends(walk: Walk, used: set[str]) -> None:
     """Layers whose output nothing reads keep it: only what they share with the rest of the network may vary."""
-    dead = {dim: labels for dim, labels in walk.labels.items() if dim[0] not in alive}
+    dead = {dim: labels for dim, labels in walk.labels.items() if dim[0] not in used}
     if not dead:
         return
     classes = walk.links.classes()
@@ -260,11 +263,10 @@ class _Grouping:
         rows: dict[str, str] = {}
         for name, axis in self.order:
             labels = self.walk.labels[name, axis].numpy()
-            if axis != outputs.get(name, 0) or (self.member[labels, 0] >= 0).all():
-                continue
-            layer, _, leaf = name.rpartition(".")
             held = labels[self.member[labels, 0] < 0]
-            reason = why.get(int(held[0]), "its channels belong together, so that none of them can go")
-            if len(self.walk.state[name].shape) > 1 or why.get(int(held[0])) is None or not layer:
-                rows.setdefault(layer if layer and leaf in ("weight", "bias") else name, reason)
+            layer, _, leaf = name.rpartition(".")
+            listed = len(self.walk.state[name].shape) > 1 or leaf not in ("weight", "bias", *_STATISTICS)
+            if axis == outputs.get(name, 0) and held.size and listed:
+                reason = why.get(int(held[0]), "its channels belong together, so that none of them can go")
+                rows.setdefault(layer if layer and leaf.startswith(("weight", "bias")) else name, reason)
         return tuple(rows.items())

@@ -107,14 +107,6 @@ class Walk:
         warnings.warn(_unknown(target, call), stacklevel=2)
         return _keep(call, f"operator {name_of(target)} is unknown to bcnet")
 
-    def alive(self) -> set[str]:
-        """Names of the parameters that the output, or something written in place, depends on."""
-        reached: set[fx.Node] = set()
-        for node in reversed(self.capture.graph.nodes):
-            if node in reached or node.op == "output" or node.is_impure():
-                reached.update((node, *node.all_input_nodes) if node.op != "placeholder" else ())
-        return {name for node in reached if (name := self.parameter(node)) is not None}
-
     def transposed(self) -> set[str]:
         """Names of the weights whose second axis is their layer's output."""
         calls = [n for n in self.capture.graph.nodes if "conv_transpose" in str(n.target)]
