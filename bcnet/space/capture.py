@@ -10,7 +10,7 @@ import operator
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Capture:
     ``state_of`` maps a placeholder's name to the name of its parameter or buffer, ``inputs`` are the
     placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, and
     ``dynamic`` says whether the graph takes other batch sizes too. ``output`` is how the outputs are put
-    together; where they were of a kind of their own, only what the adapter picks of them was ``adapted``.
+    together; ``adapted`` says that they are only what an adapter picks of them. ``parts`` are graphs within the graph.
     """
 
     graph: fx.Graph
@@ -43,6 +43,7 @@ class Capture:
     dynamic: bool
     output: TreeSpec
     adapted: bool = False
+    parts: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def used(self) -> set[str]:
@@ -62,8 +63,8 @@ def capture(
     batch = tensors_in(given)[0].shape[0]
     network = duplicate(model).train(training)
     result = _run(network, given)
-    adapted = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
-    if adapted:
+    foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
+    if output is not None or foreign:
         plain, adapt = network.forward, output or logits
         network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))  # type: ignore[method-assign]
     program, dynamic = _captured(network, given)
@@ -85,7 +86,8 @@ def capture(
         batch,
         dynamic,
         program.call_spec.out_spec,  # type: ignore[arg-type]
-        adapted,
+        output is not None or foreign,
+        {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
     )
 
 
@@ -163,7 +165,8 @@ def _inline(module: fx.GraphModule) -> None:
         if node.op != "call_function" or not name.startswith(("wrap_with_set_grad_enabled", "wrap_with_autocast")):
             continue
         place = next(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr")
-        body = getattr(module, node.args[place].target)
+        part = node.args[place]
+        body = getattr(module, part.target)
         _inline(body)
         given = iter(node.args[place + 1 :])
         inner = {n: next(given) for n in body.graph.nodes if n.op == "placeholder"}
@@ -179,6 +182,7 @@ def _inline(module: fx.GraphModule) -> None:
             user.replace_all_uses_with(outputs[user.args[1]])
             graph.erase_node(user)
         graph.erase_node(node)
+        graph.erase_node(part)
 
 
 def _detached(graph: fx.Graph, value: fx.Node) -> fx.Node:

@@ -91,10 +91,15 @@ def _fix_dead_ends(walk: Walk, used: set[str]) -> None:
         walk.links.fix(labels[torch.from_numpy(lonely)], "nothing reads its output")
 
 
+def _owner(name: str) -> str:
+    """The layer that a parameter belongs to."""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
+
+
 def _fix_ignored(walk: Walk, ignore: tuple[str, ...]) -> None:
     used = dict.fromkeys(ignore, False)
     for (name, axis), labels in walk.labels.items():
-        layer = name.rpartition(".")[0]
+        layer = _owner(name)
         for pattern in ignore:
             if fnmatch.fnmatchcase(layer, pattern) or fnmatch.fnmatchcase(name, pattern):
                 used[pattern] = True
@@ -103,6 +108,16 @@ def _fix_ignored(walk: Walk, ignore: tuple[str, ...]) -> None:
     for pattern, found in used.items():
         if not found:
             raise BcnetError(f"ignore names {pattern!r}, but no layer of the network is called so")
+
+
+def _nothing_varies(fixed: tuple[tuple[str, str], ...]) -> str:
+    """Why a network has no width variable."""
+    if not fixed:
+        return "this network has no channel dimension that could vary: it has no layers with weights"
+    shown = "; ".join(f"{layer}: {why}" for layer, why in fixed[:5]) + ("; ..." if len(fixed) > 5 else "")
+    outputs = sum("the network's output" in why for _, why in fixed)
+    way_out = "; trace(..., output=lambda y: ...) picks the outputs that matter" if outputs > 1 else ""
+    return f"this network has no channel dimension that could vary ({shown}){way_out}"
 
 
 class _Grouping:
@@ -124,11 +139,7 @@ class _Grouping:
                 self.walk.links.fix(torch.from_numpy(members), f"its channels are mixed in {where}")
         fixed = self._fixed()
         if not self.counts:
-            reasons = "; ".join(f"{layer}: {why}" for layer, why in fixed[:5])
-            raise BcnetError(
-                "this network has no channel dimension that could vary"
-                + (f" ({reasons}{'; ...' if len(fixed) > 5 else ''})" if reasons else ": it has no layers with weights")
-            )
+            raise BcnetError(_nothing_varies(fixed))
         return Coupling(self._variables(), self._axes, self._sizes(), self._prefixes(), fixed)
 
     def _first_uses(self) -> list[Dim]:
@@ -245,7 +256,7 @@ class _Grouping:
         for name, axis in self.order:
             found = self._axes[name][axis]
             for v in found.variables:
-                layer = name.rpartition(".")[0] or name
+                layer = _owner(name) or name
                 layers[v][layer] = None
                 names[v] = names[v] or layer
                 channels = sum(s.repeat for s in found.segments if s.variable == v)
@@ -264,9 +275,9 @@ class _Grouping:
         for name, axis in self.order:
             labels = self.walk.labels[name, axis].numpy()
             held = labels[self.member[labels, 0] < 0]
-            layer, _, leaf = name.rpartition(".")
+            layer, leaf = _owner(name), name.rpartition(".")[2]
             listed = len(self.walk.state[name].shape) > 1 or leaf not in ("weight", "bias", *_STATISTICS)
             if axis == outputs.get(name, 0) and held.size and listed:
                 reason = why.get(int(held[0]), "its channels belong together, so that none of them can go")
-                rows.setdefault(layer if layer and leaf.startswith(("weight", "bias")) else name, reason)
+                rows.setdefault(layer if layer and leaf.startswith(("weight", "bias", "original")) else name, reason)
         return tuple(rows.items())

@@ -46,6 +46,8 @@ class Walk:
                 self.values[node] = self._placeholder(node)
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
+            elif node.op == "get_attr":
+                self.values[node] = None
             elif node.op == "output":
                 for value in values_in(fx.node.map_aggregate(node.args, self._resolve)):
                     for layer in value.layers:

@@ -203,7 +203,7 @@ class _Engine:
         for node in graph.nodes:
             if node.target is torch.ops.aten.view.default:  # a slice of a weight need not be contiguous
                 node.target = torch.ops.aten.reshape.default
-        module = fx.GraphModule(nn.Module(), graph)
+        module = fx.GraphModule(dict(space.graph.parts), graph)
         forward = module.forward
         constants = {torch.device("cpu"): list(space.graph.constants.values())}
         plain = space.graph.output.is_leaf()
