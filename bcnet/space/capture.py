@@ -10,7 +10,7 @@ import operator
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class Capture:
     ``state_of`` maps a placeholder's name to the name of its parameter or buffer, ``inputs`` are the
     placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, and
     ``dynamic`` says whether the graph takes other batch sizes too. ``output`` is how the outputs are put
-    together; where they were of a kind of their own, only what the adapter picks of them was ``adapted``.
+    together; ``adapted`` says that they are only what an adapter picks of them. ``parts`` are graphs within the graph.
     """
 
     graph: fx.Graph
@@ -43,11 +43,16 @@ class Capture:
     dynamic: bool
     output: TreeSpec
     adapted: bool = False
+    parts: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def used(self) -> set[str]:
-        """Names of the parameters and buffers that the graph reads."""
-        return {self.state_of[n.name] for n in self.graph.nodes if n.name in self.state_of and n.users}
+        """Names of the parameters and buffers that the output, or something written in place, depends on."""
+        reached: set[fx.Node] = set()
+        for node in reversed(self.graph.nodes):
+            if node.op != "placeholder" and (node in reached or node.op == "output" or node.is_impure()):
+                reached.update(node.all_input_nodes)
+        return {self.state_of[node.name] for node in reached if node.name in self.state_of}
 
 
 def capture(
@@ -58,11 +63,18 @@ def capture(
     batch = tensors_in(given)[0].shape[0]
     network = duplicate(model).train(training)
     result = _run(network, given)
-    adapted = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
-    if adapted:
+    foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
+    if output is not None or foreign:
         plain, adapt = network.forward, output or logits
         network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))  # type: ignore[method-assign]
     program, dynamic = _captured(network, given)
+    if not dynamic and not training:
+        warnings.warn(
+            f"the forward of {type(model).__name__} does other things for other batch sizes, so that its graph takes "
+            f"batches of {batch} only, and it can have no supernet: its forward must not loop over the batch",
+            stacklevel=4,
+        )
+    _inline(program.graph_module)
     _spell_out(program.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
@@ -74,7 +86,8 @@ def capture(
         batch,
         dynamic,
         program.call_spec.out_spec,  # type: ignore[arg-type]
-        adapted,
+        output is not None or foreign,
+        {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
     )
 
 
@@ -142,6 +155,42 @@ def _varied(a: Any, b: Any, size: fx.Node, batch: int) -> Any:
     moved = size.graph.call_function(operator.add, (scaled, a - slope * batch))
     moved.meta["val"] = a
     return moved
+
+
+def _inline(module: fx.GraphModule) -> None:
+    """Put the body of every block of ``no_grad`` or ``autocast`` in its place; no gradient leaves the former."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        name = str(node.target)
+        if node.op != "call_function" or not name.startswith(("wrap_with_set_grad_enabled", "wrap_with_autocast")):
+            continue
+        place = next(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr")
+        part = node.args[place]
+        body = getattr(module, part.target)
+        _inline(body)
+        given = iter(node.args[place + 1 :])
+        inner = {n: next(given) for n in body.graph.nodes if n.op == "placeholder"}
+        with graph.inserting_before(node):
+            for n in body.graph.nodes:
+                if n.op == "call_function":
+                    inner[n] = graph.node_copy(n, lambda n, inner=inner: inner[n])
+            (end,) = body.graph.find_nodes(op="output")
+            outputs = [inner[n] for n in end.args[0]]
+            if "grad" in name and not node.args[0]:
+                outputs = [_detached(graph, output) for output in outputs]
+        for user in list(node.users):
+            user.replace_all_uses_with(outputs[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+        graph.erase_node(part)
+
+
+def _detached(graph: fx.Graph, value: fx.Node) -> fx.Node:
+    if not isinstance(value.meta.get("val"), Tensor):
+        return value
+    detached = graph.call_function(torch.ops.aten.detach.default, (value,))
+    detached.meta = {"val": value.meta["val"], "nn_module_stack": value.meta.get("nn_module_stack")}
+    return detached
 
 
 def _spell_out(graph: fx.Graph) -> None:

@@ -7,7 +7,8 @@ batch sizes; its FLOPs by torch's own counter; and the weights that a supernet's
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,7 @@ class _Inspector(fx.Interpreter):
         counter: FlopCounterMode,
     ):
         super().__init__(network)
+        self.extra_traceback = False
         self.nodes, self.space, self.units, self.counter = nodes, space, units, counter
 
     def run_node(self, n: fx.Node) -> Any:
@@ -126,7 +128,13 @@ def _depends_on_data(val: Tensor) -> bool:
     return any(isinstance(n, torch.SymInt) and n.node.hint is None for n in val.shape)
 
 
-def _plain_kernels(node: fx.Node) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _plain_kernels(node: fx.Node) -> Iterator[None]:
     """Recurrent layers as products, which torch's counter knows, and not as one kernel of oneDNN."""
-    recurrent = name_of(node.target).startswith(("aten::lstm", "aten::gru", "aten::rnn"))
-    return torch.backends.mkldnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    if not name_of(node.target).startswith(("aten::lstm", "aten::gru", "aten::rnn")):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # setting the flag reads others that warn
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield

@@ -26,6 +26,9 @@ from bcnet.space.walk import Dim, Walk, layer_of, values_in
 __all__ = ["Coupled", "Coupling", "bind", "couple", "layer_of"]
 
 
+_STATISTICS = ("running_mean", "running_var")
+
+
 @dataclass(frozen=True)
 class Coupled:
     """One width variable as the graph shows it: ``count`` units of ``unit`` channels."""
@@ -66,19 +69,19 @@ def couple(
     """
     walk = Walk(capture, state, kernels)
     walk.propagate()
-    alive = walk.alive()
+    used = {walk.tied[name] for name in capture.used}
     if training is not None:
         also = Walk(training, state, kernels, walk)
         also.propagate()
-        alive |= also.alive()
-    _fix_dead_ends(walk, alive)
+        used |= {walk.tied[name] for name in training.used}
+    _fix_dead_ends(walk, used)
     _fix_ignored(walk, tuple(ignore))
     return _Grouping(walk).result()
 
 
-def _fix_dead_ends(walk: Walk, alive: set[str]) -> None:
+def _fix_dead_ends(walk: Walk, used: set[str]) -> None:
     """Layers whose output nothing reads keep it: only what they share with the rest of the network may vary."""
-    dead = {dim: labels for dim, labels in walk.labels.items() if dim[0] not in alive}
+    dead = {dim: labels for dim, labels in walk.labels.items() if dim[0] not in used}
     if not dead:
         return
     classes = walk.links.classes()
@@ -88,10 +91,15 @@ def _fix_dead_ends(walk: Walk, alive: set[str]) -> None:
         walk.links.fix(labels[torch.from_numpy(lonely)], "nothing reads its output")
 
 
+def _owner(name: str) -> str:
+    """The layer that a parameter belongs to."""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
+
+
 def _fix_ignored(walk: Walk, ignore: tuple[str, ...]) -> None:
     used = dict.fromkeys(ignore, False)
     for (name, axis), labels in walk.labels.items():
-        layer = name.rpartition(".")[0]
+        layer = _owner(name)
         for pattern in ignore:
             if fnmatch.fnmatchcase(layer, pattern) or fnmatch.fnmatchcase(name, pattern):
                 used[pattern] = True
@@ -100,6 +108,16 @@ def _fix_ignored(walk: Walk, ignore: tuple[str, ...]) -> None:
     for pattern, found in used.items():
         if not found:
             raise BcnetError(f"ignore names {pattern!r}, but no layer of the network is called so")
+
+
+def _nothing_varies(fixed: tuple[tuple[str, str], ...]) -> str:
+    """Why a network has no width variable."""
+    if not fixed:
+        return "this network has no channel dimension that could vary: it has no layers with weights"
+    shown = "; ".join(f"{layer}: {why}" for layer, why in fixed[:5]) + ("; ..." if len(fixed) > 5 else "")
+    outputs = sum("the network's output" in why for _, why in fixed)
+    way_out = "; trace(..., output=lambda y: ...) picks the outputs that matter" if outputs > 1 else ""
+    return f"this network has no channel dimension that could vary ({shown}){way_out}"
 
 
 class _Grouping:
@@ -121,11 +139,7 @@ class _Grouping:
                 self.walk.links.fix(torch.from_numpy(members), f"its channels are mixed in {where}")
         fixed = self._fixed()
         if not self.counts:
-            reasons = "; ".join(f"{layer}: {why}" for layer, why in fixed[:5])
-            raise BcnetError(
-                "this network has no channel dimension that could vary"
-                + (f" ({reasons}{'; ...' if len(fixed) > 5 else ''})" if reasons else ": it has no layers with weights")
-            )
+            raise BcnetError(_nothing_varies(fixed))
         return Coupling(self._variables(), self._axes, self._sizes(), self._prefixes(), fixed)
 
     def _first_uses(self) -> list[Dim]:
@@ -242,7 +256,7 @@ class _Grouping:
         for name, axis in self.order:
             found = self._axes[name][axis]
             for v in found.variables:
-                layer = name.rpartition(".")[0] or name
+                layer = _owner(name) or name
                 layers[v][layer] = None
                 names[v] = names[v] or layer
                 channels = sum(s.repeat for s in found.segments if s.variable == v)
@@ -260,11 +274,10 @@ class _Grouping:
         rows: dict[str, str] = {}
         for name, axis in self.order:
             labels = self.walk.labels[name, axis].numpy()
-            if axis != outputs.get(name, 0) or (self.member[labels, 0] >= 0).all():
-                continue
-            layer, _, leaf = name.rpartition(".")
             held = labels[self.member[labels, 0] < 0]
-            reason = why.get(int(held[0]), "its channels belong together, so that none of them can go")
-            if len(self.walk.state[name].shape) > 1 or why.get(int(held[0])) is None or not layer:
-                rows.setdefault(layer if layer and leaf in ("weight", "bias") else name, reason)
+            layer, leaf = _owner(name), name.rpartition(".")[2]
+            listed = len(self.walk.state[name].shape) > 1 or leaf not in ("weight", "bias", *_STATISTICS)
+            if axis == outputs.get(name, 0) and held.size and listed:
+                reason = why.get(int(held[0]), "its channels belong together, so that none of them can go")
+                rows.setdefault(layer if layer and leaf.startswith(("weight", "bias", "original")) else name, reason)
         return tuple(rows.items())

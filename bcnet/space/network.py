@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import gcd
@@ -55,7 +56,10 @@ def trace(
     state = _state(model)
     used = {id(state[name]) for name in graph.used}
     unused = any(isinstance(p, nn.Parameter) and id(p) not in used for p in state.values())
-    training = capture(model, example, training=True, output=output) if unused else None
+    training = None
+    if unused:  # a layer for training only; what cannot be captured there stays as it is
+        with contextlib.suppress(BcnetError):
+            training = capture(model, example, training=True, output=output)
     coupling = couple(graph, state, ignore, training, _kernels(model))
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to), init, output)
     if check:
@@ -144,6 +148,11 @@ class NetworkSpace(WidthSpace):
             reasons = [self._differs(w) for w in (self.max, self.min, self.sample(rng)[0])]
             self._own_class = not any(reasons)
             if not self._own_class:
+                if not self.graph.dynamic:
+                    raise BcnetError(
+                        f"{type(self.model).__name__} itself does not run at other widths, and its graph runs on "
+                        f"batches of {self.graph.batch} only: its forward must not depend on the batch size"
+                    )
                 why = next(reason for reason in reasons if reason)
                 warnings.warn(
                     f"{type(self.model).__name__} itself does not run at other widths ({why}), so networks are built "

@@ -88,7 +88,7 @@ def _replace(network: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 # Names under which a layer keeps its weight: plain, with weight norm, with spectral norm, old and parametrised.
-_WEIGHTS = ("weight", "weight_v", "weight_orig", *(f"parametrizations.weight.original{i}" for i in ("1", "")))
+_WEIGHTS = ("weight", "weight_orig", "weight_v", *(f"parametrizations.weight.original{i}" for i in ("1", "")))
 
 
 def _set_known_attributes(module: nn.Module, path: str, axes: Axes, units: Sequence[int]) -> None:

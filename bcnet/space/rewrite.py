@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from bcnet.errors import BcnetError
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.coupling import Coupling
@@ -113,8 +114,12 @@ def graph_network(
 ) -> fx.GraphModule:
     """The network at ``units`` per variable as a module of the rewritten graph; state names are the user's."""
     root = nn.Module()
+    for name in {name.partition(".")[0] for name in tensors} & _TAKEN:
+        raise BcnetError(f"a network built from a graph cannot have a part called {name!r}: rename it in the model")
     for name, tensor in tensors.items():
         put(root, name, tensor)
+    for name, part in capture.parts.items():
+        root.add_module(name, part)
     for name, constant in capture.constants.items():
         root.register_buffer(CONSTANT + name, constant, persistent=False)
 
@@ -128,12 +133,25 @@ def graph_network(
         (end,) = graph.find_nodes(op="output")
         with graph.inserting_before(end):
             end.args = (graph.call_module(STRUCTURED, tuple(end.args[0])),)
-    module = fx.GraphModule(root, graph, class_name="GraphNetwork")
+    module = GraphNetwork(root, graph, class_name="GraphNetwork")
     kept = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in tensors.items():
         if name not in kept:  # what the graph does not read (a counter of batches, a head for training) stays too
             put(module, name, tensor)
     return module.train()
+
+
+_TAKEN = set(dir(fx.GraphModule)) - set(dir(nn.Module)) - {"code"}
+
+
+class GraphNetwork(fx.GraphModule):
+    """A module of the captured graph; a layer of the network that is called ``code`` hides the graph's own."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "code":
+            inside = super().__getattribute__("__dict__")
+            return inside.get("_modules", {}).get(name, inside.get("_code"))
+        return super().__getattribute__(name)
 
 
 class Structured(nn.Module):

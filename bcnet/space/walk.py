@@ -46,6 +46,8 @@ class Walk:
                 self.values[node] = self._placeholder(node)
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
+            elif node.op == "get_attr":
+                self.values[node] = None
             elif node.op == "output":
                 for value in values_in(fx.node.map_aggregate(node.args, self._resolve)):
                     for layer in value.layers:
@@ -106,14 +108,6 @@ class Walk:
             return call.together()
         warnings.warn(_unknown(target, call), stacklevel=2)
         return _keep(call, f"operator {name_of(target)} is unknown to bcnet")
-
-    def alive(self) -> set[str]:
-        """Names of the parameters that the output, or something written in place, depends on."""
-        reached: set[fx.Node] = set()
-        for node in reversed(self.capture.graph.nodes):
-            if node in reached or node.op == "output" or node.is_impure():
-                reached.update((node, *node.all_input_nodes) if node.op != "placeholder" else ())
-        return {name for node in reached if (name := self.parameter(node)) is not None}
 
     def transposed(self) -> set[str]:
         """Names of the weights whose second axis is their layer's output."""

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from bcnet.space.labels import Value, along, varying, vector
-from bcnet.space.operators.base import Call, labels_along
+from bcnet.space.operators.base import Call, labels_along, together
 from bcnet.space.operators.products import drops_whole_groups, group_size
 from bcnet.space.operators.table import Hole, Site, rule
 
@@ -58,6 +58,17 @@ _POINTWISE = "hardswish hardtanh hardsigmoid relu6 selu celu mish log_sigmoid rr
 def activation(call: Call) -> Value:
     """Pointwise functions that torch does not tag as such."""
     return call.together("self")
+
+
+_LOSSES = "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
+
+
+@rule(*(f"aten::{name}" for name in _LOSSES.split()))
+def loss(call: Call) -> Value:
+    """Element for element, and then perhaps their mean."""
+    x, target = call.value("self"), call.value("target")
+    joined = together(call.links, [x, target], torch.broadcast_shapes(x.shape, target.shape), call.where)
+    return joined if joined.shape == call.shape else Value(call.shape)
 
 
 @rule("aten::copy_", "aten::copy")
@@ -161,3 +172,17 @@ def fourier(call: Call) -> Value:
         if mixed & set(varying(layer)):
             call.fixed(layer, "it mixes these channels")
     return call.carry(Value(x.shape, tuple(layer for layer in x.layers if not mixed & set(varying(layer)))))
+
+
+@rule("aten::view_as_complex")
+def as_complex(call: Call) -> Value:
+    x = call.value("self")
+    for layer in x.layers:
+        if len(x.shape) - 1 in varying(layer):
+            call.fixed(layer, "it has the real and the imaginary part")
+    return x.map(lambda t: t[..., 0])
+
+
+@rule("aten::view_as_real")
+def as_real(call: Call) -> Value:
+    return call.value("self").map(lambda t: t[..., None].expand(*t.shape, 2))

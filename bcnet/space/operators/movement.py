@@ -242,6 +242,7 @@ def fold_windows(call: Call) -> Value:
 def embedding(call: Call) -> Value:
     weight = call.value("weight")
     _fix_axis(call, weight, 0)
+    call.fixed(call.value("indices"), "it holds the numbers of channels")
     labels = labels_along(weight, 1)
     return Value(call.shape, () if labels is None else (along(labels, len(call.shape) - 1, call.shape),))
 
@@ -253,6 +254,7 @@ def index(call: Call) -> Value:
     for axis, pick in enumerate(picks):
         if pick is not None:
             _fix_axis(call, x, axis)
+            call.fixed(pick, "it holds the numbers of channels")
     free = [layer for layer in x.layers if all(p is None or a not in varying(layer) for a, p in enumerate(picks))]
     at = [None if p is None else torch.zeros(p.shape, dtype=torch.int64) for p in picks]
     moved = [torch.ops.aten.index.Tensor(layer, at) for layer in free]
@@ -267,6 +269,7 @@ def index(call: Call) -> Value:
 def index_select(call: Call) -> Value:
     x, dim = call.value("self"), call.axis()
     _fix_axis(call, x, dim)
+    call.fixed(call.value("index"), "it holds the numbers of channels")
     free = Value(x.shape, tuple(layer for layer in x.layers if dim not in varying(layer)))
     return call.carry(free)
 

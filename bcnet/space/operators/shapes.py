@@ -59,7 +59,18 @@ def reshape(call: Call) -> Value:
         layers.append(moved)
     taken = {axis for layer in layers if not _elastic(call, layer) for axis in varying(layer)}
     layers = [layer for layer in layers if not (_elastic(call, layer) and taken & set(varying(layer)))]
-    return Value(call.shape, tuple(layers))
+    return Value(call.shape, tuple(_one_per_axis(call, layers)))
+
+
+def _one_per_axis(call: Call, layers: list[Tensor]) -> Iterator[Tensor]:
+    """Of two kinds of channels that were flattened into one axis, only the outer ones may vary."""
+    taken: set[int] = set()
+    for layer in layers:
+        if taken & set(varying(layer)):
+            call.fixed(layer, "it is flattened together with other channels")
+        else:
+            taken.update(varying(layer))
+            yield layer
 
 
 def _elastic(call: Call, layer: Tensor) -> bool:
@@ -83,6 +94,17 @@ def expand(call: Call) -> Value:
     x = call.value("self")
     padded = (1,) * (len(call.shape) - len(x.shape)) + x.shape
     return _blown_up(call, x, [layer.reshape(padded).expand(call.shape) for layer in x.layers])
+
+
+@rule("aten::broadcast_tensors")
+def broadcast(call: Call) -> list[Value]:
+    """All tensors in one shape."""
+    found = []
+    for value in call.args["tensors"]:
+        padded = [1] * (len(call.shape) - len(value.shape)) + list(value.shape)
+        layers = (layer.reshape(padded).expand(call.shape) for layer in value.layers)
+        found.append(Value(call.shape, tuple(layers)))
+    return found
 
 
 def _repeat_sizes(site: Site) -> Iterator[Hole]:
