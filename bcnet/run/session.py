@@ -36,7 +36,7 @@ from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
 from bcnet.training.task import Task
-from bcnet.utils.display import Listener
+from bcnet.utils.progress import Listener
 from bcnet.utils.provenance import commit, package_version
 
 

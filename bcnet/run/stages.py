@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
@@ -29,8 +29,9 @@ from bcnet.space.cost import QuadraticCost
 from bcnet.supernet.loss_log import LossLog
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.training import SupernetTraining, train_supernet
-from bcnet.training.loop import Progress, out_of_memory
+from bcnet.training.loop import out_of_memory
 from bcnet.training.retraining import Retraining, evaluate, retrain, train_random
+from bcnet.utils.progress import training_steps
 
 CHECKPOINTS = "checkpoints"
 
@@ -106,7 +107,9 @@ def train(run: Run) -> None:
     )
     engine, words = choose_engine(net, r.engine, bf16=r.supernet.bf16, own_task=run.task_given is not None)
     folder = run.path(CHECKPOINTS, "train")
-    trained = train_supernet(net, run.data.train, config, run.task_given, folder, _told(run, "train"), engine)
+    trained = train_supernet(
+        net, run.data.train, config, run.task_given, folder, training_steps(run.listener, "train"), engine
+    )
     tensors = {f"net.{k}": t for k, t in net.state_dict().items()}
     tensors |= {f"log.{k}": t for k, t in trained.log.tensors().items()}
     result = {
@@ -121,21 +124,6 @@ def train(run: Run) -> None:
     }
     run.write("train", result, tensors)
     run.remove(f"{CHECKPOINTS}/train")  # what is done needs no checkpoint
-
-
-def _told(run: Run, name: str) -> Callable[[Progress], None]:
-    last = 0.0
-
-    def tell(state: Progress) -> None:
-        nonlocal last
-        # Reading the loss waits for the device, so not every step does.
-        figures = {}
-        if time.monotonic() - last > 0.5 or state.step == state.steps:
-            last = time.monotonic()
-            figures = {"loss": state.loss, "rate": state.rate, "images": float(state.images)}
-        run.listener.step(name, state.step, state.steps, figures)
-
-    return tell
 
 
 def find(run: Run) -> None:
@@ -285,7 +273,7 @@ def _retrain_widths(run: Run, name: str, widths: list[int]) -> None:
         run.task_given,
         teacher=None if config.distillation is None else run.network("full"),
         folder=run.path(CHECKPOINTS, name),
-        progress=_told(run, name),
+        progress=training_steps(run.listener, name),
     )
     _keep(run, name, network, {"widths": widths, "history": _rows(history), "seconds": time.monotonic() - start})
 
@@ -295,6 +283,7 @@ def _retrain_random(run: Run) -> None:
     config = replace(_retraining(run, "random"), distillation=None)
     rng = np.random.default_rng([r.seed, 20])
     drawn = run.constraints.sample(rng, r.random.networks)[0].tolist()
+    told = [training_steps(run.listener, f"random {number + 1} of {len(drawn)}") for number in range(len(drawn))]
     best, network, scores, history = train_random(
         lambda number: run.fresh(drawn[number]),
         r.random,
@@ -302,7 +291,7 @@ def _retrain_random(run: Run) -> None:
         config,
         run.task_given,
         folder=run.path(CHECKPOINTS, "random"),
-        progress=lambda number, state: _told(run, f"random {number + 1} of {len(drawn)}")(state),
+        progress=lambda number, state: told[number](state),
     )
     tried = [{"widths": w, "score": s} for w, s in zip(drawn, scores, strict=True)]
     result = {"widths": drawn[best], "tried": tried, "history": _rows(history), "seconds": time.monotonic() - start}
