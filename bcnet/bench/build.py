@@ -23,6 +23,7 @@ import numpy as np
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
 from bcnet.training.optim import Optimisation
+from bcnet.utils.files import clear_errors, write_file
 from bcnet.utils.progress import Listener
 
 TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
@@ -95,24 +96,17 @@ class _Results:
     def __init__(self, folder: Path, config: BuildConfig):
         self.file = folder / "results.jsonl"
         self.best: dict[Job, float] = {}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with clear_errors(str(self.file)):
             lines = self.file.read_text().split("\n") if self.file.exists() else []
-        except OSError as error:
-            raise BcnetError(f"the folder {folder} cannot be used: {error.strerror or error}") from None
         head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
         if lines and lines[0] != head:
             raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")
         whole = [head, *(line for line in lines[1:-1] if line)]
-        self._rewrite(whole)
+        with clear_errors(str(self.file)):
+            write_file(self.file, ("\n".join(whole) + "\n").encode())
         for line in whole[1:]:
             row = json.loads(line)
             self.best[row["widths"], row["seed"]] = row["best"]
-
-    def _rewrite(self, lines: list[str]) -> None:
-        temporary = self.file.with_suffix(".new")
-        temporary.write_text("\n".join(lines) + "\n")
-        os.replace(temporary, self.file)
 
     def add(self, job: Job, row: dict[str, float]) -> None:
         with open(self.file, "a") as file:

@@ -25,7 +25,6 @@ from bcnet.accel import choose_engine
 from bcnet.accel.enumeration.score_all import AllScores, score_all
 from bcnet.accel.enumeration.walker import Options
 from bcnet.bench.correlation import correlations
-from bcnet.bench.files import write_whole
 from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
@@ -40,6 +39,7 @@ from bcnet.supernet.principle import get_principle
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
+from bcnet.utils.files import clear_errors, write_file
 from bcnet.utils.progress import Listener, training_steps
 from bcnet.utils.provenance import provenance
 
@@ -299,13 +299,14 @@ def _paths(config: RankConfig, space: NetworkSpace) -> int:
 
 def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:
     """``scores.npz`` has PART_accuracy and PART_loss (sides, widths) and the table's ``truth`` (widths,)."""
-    place.mkdir(parents=True, exist_ok=True)
     arrays = {f"{part}_{name}": getattr(s, name) for part, s in scores.items() for name in ("accuracy", "loss")}
     held = io.BytesIO()
     np.savez_compressed(held, truth=truth.astype(np.float32), **{k: v.astype(np.float32) for k, v in arrays.items()})
-    write_whole(place / "scores.npz", held.getvalue())
-    write_whole(place / "scatter.svg", scatter_svg(scores["held_out"].accuracy.mean(0), truth, report).encode())
-    write_whole(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
+    plot = scatter_svg(scores["held_out"].accuracy.mean(0), truth, report)
+    with clear_errors(f"the scores in {place}"):
+        write_file(place / "scores.npz", held.getvalue())
+        write_file(place / "scatter.svg", plot.encode())
+        write_file(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
 
 
 def scatter_svg(score: NDArray[np.float64], truth: NDArray[np.float64], report: dict[str, Any]) -> str:
