@@ -100,7 +100,7 @@ def failing(monkeypatch: Any, number: int) -> None:
 
     def opened(path: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
         file = original(path, mode, *rest, **more)
-        if "x" not in mode:
+        if "w" not in mode:
             return file
 
         class Full:
