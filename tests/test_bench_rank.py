@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import terminal
 import torch
+from heard import Heard
 
 from bcnet.bench import ChannelBench
 from bcnet.bench.correlation import correlations
@@ -22,7 +23,6 @@ from bcnet.search import LogWidthModel
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import checkpoint
-from bcnet.training.loop import Progress
 
 NET = """
 from torch import nn
@@ -83,9 +83,8 @@ def test_every_method_trains_and_ranks_with_four_paths_a_step(
 def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: ChannelBench, tmp_path: Path) -> None:
     """The stored scores correlate as reported, and are what one-by-one scoring of the stored supernet gives."""
     parts = data()
-    steps: list[Progress] = []
-    counts: list[tuple[int, int]] = []
-    report = rank(config, parts, table, "cpu", tmp_path, steps.append, lambda *done: counts.append(done))
+    heard = Heard()
+    report = rank(config, parts, table, "cpu", tmp_path, heard)
     folder = tmp_path / config.name
     stored = np.load(folder / "scores.npz")
     assert stored["held_out_accuracy"].shape == (2, len(table))
@@ -106,8 +105,8 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     expected = correlations(model.predict(table.widths), table.mean)
     assert {k: told[k] for k in expected} == pytest.approx(expected, abs=1e-3)
     assert set(told["regret"]) == set(report["held_out"]["regret"])
-    assert len(steps) == len(parts.train)
-    assert {done / total for done, total in counts} >= {1.0}
+    assert len(heard.steps[config.name]) == len(parts.train)
+    assert all(heard.ended[f"{config.name}, {part} images"] for part in ("held out", "test"))
     assert (folder / "scatter.svg").read_text().count("<circle") == len(table)
 
     net = Supernet(bench_space(config), "bcv2")
@@ -126,15 +125,11 @@ def test_a_finished_experiment_is_read_and_a_stopped_one_goes_on(
     whole = rank(mine, data(), table, "cpu", tmp_path / "whole")
     assert rank(mine, data(), table, "cpu", tmp_path / "whole") == whole
 
-    def stop(state: Progress) -> None:
-        if state.step == 13:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        rank(mine, data(), table, "cpu", tmp_path / "stopped", stop)
-    seen: list[int] = []
-    resumed = rank(mine, data(), table, "cpu", tmp_path / "stopped", lambda state: seen.append(state.step))
-    assert seen[0] == 14
+        rank(mine, data(), table, "cpu", tmp_path / "stopped", Heard(stop_at=13))
+    heard = Heard()
+    resumed = rank(mine, data(), table, "cpu", tmp_path / "stopped", heard)
+    assert heard.steps[mine.name][0] == 14
     assert resumed["held_out"] == whole["held_out"]
 
 

@@ -254,7 +254,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         patch.setattr(os, "fsync", full)
         with pytest.raises(BcnetError) as caught:
             tinyrun.work(run)
-    sentence = f"no space is left in {run.folder}: free some and resume, what is there is kept"
+    sentence = f"no space is left for {run.folder}: free some and resume, what is there is kept"
     assert str(caught.value) == sentence
     assert sorted(p.name for p in run.folder.iterdir()) == ["lock", "recipe.yaml", "run.json"]
     tinyrun.work(run, until="trace")

@@ -207,5 +207,5 @@ def test_edited_description(copied, key, value, message):
 
 def test_nothing_is_written_where_nothing_can_be(own, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(BcnetError, match="the network cannot be written to"):
+    with pytest.raises(BcnetError, match="cannot write the network in "):
         save(tmp_path / "file", own[1], own[2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -23,6 +23,8 @@ import numpy as np
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
 from bcnet.training.optim import Optimisation
+from bcnet.utils.files import clear_errors, write_file
+from bcnet.utils.progress import Listener
 
 TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
 """How the released tables were trained, with batches of 256, crops and flips."""
@@ -66,9 +68,7 @@ Job = tuple[int, int]
 """Index of the widths in the table's order, and the seed."""
 
 
-def build_table(
-    config: BuildConfig, folder: str | Path, progress: Callable[[int, int], None] | None = None
-) -> ChannelBench:
+def build_table(config: BuildConfig, folder: str | Path, listener: Listener | None = None) -> ChannelBench:
     """Train all networks and write ``table.json`` in the released schema into ``folder``; goes on where it stopped.
 
     Accuracies are those of the best epoch on the test set, as in the released tables; ``results.jsonl`` also
@@ -83,8 +83,7 @@ def build_table(
     run = _over_ray if config.executor == "ray" else _over_processes
     for job, row in run(config, todo):
         results.add(job, row)
-        if progress is not None:
-            progress(len(results.best), len(jobs))
+        (listener or Listener()).step("training networks", len(results.best), len(jobs), {})
     accuracies = np.array([[results.best[i, s] for s in range(config.seeds)] for i in range(len(table))])
     finished = ChannelBench(space, accuracies)
     finished.save(place / "table.json")
@@ -97,24 +96,17 @@ class _Results:
     def __init__(self, folder: Path, config: BuildConfig):
         self.file = folder / "results.jsonl"
         self.best: dict[Job, float] = {}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with clear_errors(str(self.file)):
             lines = self.file.read_text().split("\n") if self.file.exists() else []
-        except OSError as error:
-            raise BcnetError(f"the folder {folder} cannot be used: {error.strerror or error}") from None
         head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
         if lines and lines[0] != head:
             raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")
         whole = [head, *(line for line in lines[1:-1] if line)]
-        self._rewrite(whole)
+        with clear_errors(str(self.file)):
+            write_file(self.file, ("\n".join(whole) + "\n").encode())
         for line in whole[1:]:
             row = json.loads(line)
             self.best[row["widths"], row["seed"]] = row["best"]
-
-    def _rewrite(self, lines: list[str]) -> None:
-        temporary = self.file.with_suffix(".new")
-        temporary.write_text("\n".join(lines) + "\n")
-        os.replace(temporary, self.file)
 
     def add(self, job: Job, row: dict[str, float]) -> None:
         with open(self.file, "a") as file:

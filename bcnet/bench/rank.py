@@ -10,8 +10,9 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,6 @@ from bcnet.accel import choose_engine
 from bcnet.accel.enumeration.score_all import AllScores, score_all
 from bcnet.accel.enumeration.walker import Options
 from bcnet.bench.correlation import correlations
-from bcnet.bench.files import write_whole
 from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
@@ -37,8 +37,10 @@ from bcnet.space.widths import WidthVariable
 from bcnet.supernet.paths import METHODS, Method
 from bcnet.supernet.principle import get_principle
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.training import Progress, SupernetTraining, train_supernet
+from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
+from bcnet.utils.files import clear_errors, write_file
+from bcnet.utils.progress import Listener, training_steps
 from bcnet.utils.provenance import provenance
 
 NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
@@ -127,14 +129,13 @@ def rank(
     table: ChannelBench,
     device: str = "cpu",
     folder: str | Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    scoring: Callable[[int, int], None] | None = None,
+    listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Train, score all widths, correlate; with ``folder`` a stopped run goes on and a finished one is read.
 
-    ``progress`` sees training steps, ``scoring`` the paths scored of all, once for the held-out images and once for
-    the test images.
+    ``listener`` hears of training steps and of the paths scored, once on the held-out and once on the test images.
     """
+    listener = listener or Listener()
     place = None if folder is None else Path(folder) / config.name
     if place is not None and (place / "rank.json").exists():
         found: dict[str, Any] = json.loads((place / "rank.json").read_text())
@@ -148,7 +149,7 @@ def rank(
             **provenance(),
         }
     started = time.perf_counter()
-    net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
+    net = _train(config, space, data, device, None if place is None else place / "checkpoints", listener)
     trained = time.perf_counter()
     on_gpu = device.startswith("cuda")
     fused = config.bf16 and on_gpu
@@ -157,7 +158,8 @@ def rank(
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None and (config.on_test or part == "held_out"):
-            scores[part] = score_all(net, _batches(source, config, device), options=options, progress=scoring)
+            told = partial(_tell_scoring, listener, f"{config.name}, {part.replace('_', ' ')} images")
+            scores[part] = score_all(net, _batches(source, config, device), options=options, progress=told)
             results[part] = _compare(scores[part], table, wanted)
     report = {
         **asdict(config),
@@ -179,8 +181,9 @@ def _train(
     data: Data,
     device: str,
     folder: Path | None,
-    progress: Callable[[Progress], None] | None,
+    listener: Listener,
 ) -> Supernet:
+    progress = training_steps(listener, config.name)
     torch.manual_seed(config.seed)
     method = config.resolved()
     net = Supernet(space, method.principle).to(device)
@@ -280,6 +283,10 @@ def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], flops: NDAr
     return found
 
 
+def _tell_scoring(listener: Listener, name: str, done: int, total: int) -> None:
+    listener.step(name, done, total, {})
+
+
 def _memory(device: str) -> int:
     """Bytes that scoring may hold: most of a GPU's free memory, 4 GB on a CPU."""
     return int(0.6 * torch.cuda.mem_get_info()[0]) if device.startswith("cuda") else 4 << 30
@@ -292,13 +299,14 @@ def _paths(config: RankConfig, space: NetworkSpace) -> int:
 
 def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:
     """``scores.npz`` has PART_accuracy and PART_loss (sides, widths) and the table's ``truth`` (widths,)."""
-    place.mkdir(parents=True, exist_ok=True)
     arrays = {f"{part}_{name}": getattr(s, name) for part, s in scores.items() for name in ("accuracy", "loss")}
     held = io.BytesIO()
     np.savez_compressed(held, truth=truth.astype(np.float32), **{k: v.astype(np.float32) for k, v in arrays.items()})
-    write_whole(place / "scores.npz", held.getvalue())
-    write_whole(place / "scatter.svg", scatter_svg(scores["held_out"].accuracy.mean(0), truth, report).encode())
-    write_whole(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
+    plot = scatter_svg(scores["held_out"].accuracy.mean(0), truth, report)
+    with clear_errors(f"the scores in {place}"):
+        write_file(place / "scores.npz", held.getvalue())
+        write_file(place / "scatter.svg", plot.encode())
+        write_file(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
 
 
 def scatter_svg(score: NDArray[np.float64], truth: NDArray[np.float64], report: dict[str, Any]) -> str:

@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from bcnet.bench import correlation, schema
 from bcnet.bench.correlation import Correlations
-from bcnet.bench.files import checksum, find_table, write_whole
+from bcnet.bench.files import find_table
 from bcnet.bench.scorer import TableScorer
 from bcnet.bench.spaces import BenchSpace, get_space
 from bcnet.errors import BcnetError
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
+from bcnet.utils.files import checksum, clear_errors, write_file
 
 
 class Entry(NamedTuple):
@@ -95,10 +96,8 @@ class ChannelBench:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the table in the released schema, whole or not at all, and returns its path."""
         target = Path(path)
-        try:
-            write_whole(target, schema.dump(self.space, self.acc, self.costs))
-        except OSError as error:
-            raise BcnetError(f"cannot write the table {target}: {error.strerror or error}") from None
+        with clear_errors(f"the table {target}"):
+            write_file(target, schema.dump(self.space, self.acc, self.costs))
         return target
 
     def __len__(self) -> int:

@@ -102,7 +102,7 @@ def rank_space(
     from bcnet.bench.table import ChannelBench
     from bcnet.data import LoadOptions, load_data
     from bcnet.errors import BcnetError
-    from bcnet.utils.progress import counting_bar, training_bar
+    from bcnet.utils.progress import shown
 
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
@@ -119,10 +119,8 @@ def rank_space(
     if not data:
         raise BcnetError("rank trains on CIFAR-10: say where it lies with --data cifar10:FOLDER")
     parts = load_data(data, device=where, options=LoadOptions(batch_size=batch, channels_last=True))
-    reports = []
-    for config in configs:
-        with training_bar(config.name) as bar, counting_bar("scoring all widths") as count:
-            reports.append(rank(config, parts, loaded, where, out, bar, count))
+    with shown() as listener:
+        reports = [rank(config, parts, loaded, where, out, listener) for config in configs]
     if as_json:
         print_json(reports if len(reports) > 1 else reports[0])
         return
@@ -156,13 +154,13 @@ def build(
     from dataclasses import replace
 
     from bcnet.bench.build import TABLE_RECIPE, BuildConfig, build_table
-    from bcnet.utils.progress import counting_bar
+    from bcnet.utils.progress import shown
 
     recipe = replace(TABLE_RECIPE, epochs=epochs, bf16=device.startswith("cuda"))
     names = tuple(ignore or ())
     config = BuildConfig(model, data, groups, base, names, seeds, batch, recipe, workers, engine, device)
-    with counting_bar("training networks") as bar:
-        built = build_table(config, out, bar)
+    with shown() as listener:
+        built = build_table(config, out, listener)
     best = built.best()
     typer.echo(f"{len(built):,} networks, best mean accuracy {float(best.mean):.2f} %: {out / 'table.json'}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 RUN_ARGUMENT = typer.Argument(metavar="RUN", help="The folder of a run.")
 AGAIN_OPTION = typer.Option("--again", help="Do the stage again, and forget the stages after it.")
 DEVICE_OPTION = typer.Option("--device", help="cpu, cuda, cuda:1, ...; else a GPU where there is one.")
+LOG_OPTION = typer.Option(metavar="tensorboard", help="Also write every curve to RUN/tensorboard.")
 DATA_FORMS = "digits, cifar10:FOLDER or imagefolder:FOLDER"
 
 
@@ -38,6 +40,7 @@ def run_all(
     ] = None,
     device: Annotated[str | None, DEVICE_OPTION] = None,
     until: Annotated[str, typer.Option(metavar="STAGE", help="Stop after this stage.")] = "report",
+    log: Annotated[str, LOG_OPTION] = "",
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Find a slim network within a budget: trace, train, search, retrain, compare, export, report.
@@ -48,17 +51,19 @@ def run_all(
     from bcnet.run.session import Run, command_line, facts
 
     check_stage(until)
+    if log not in ("", "tensorboard"):
+        raise BcnetError(f"--log is {log!r:.40}, but it must be tensorboard")
     if resume is not None:
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
         _refuse({**given, "--set": settings})
-        _work(Run(resume, device), until, as_json)
+        _work(Run(resume, device), until, as_json, log=log)
         return
     chosen = _changed(_base(model, data, recipe), model, data, budget, seed, settings or [])
     run = Run(out if out is not None else _new_folder(chosen), device)
     with run.lock():
         Run.create(run.folder, chosen, facts(command_line(), chosen, str(run.device)))
     try:
-        _work(run, until, as_json)
+        _work(run, until, as_json, log=log)
     except BcnetError:
         if not run.done("trace"):
             run.abandon()
@@ -141,17 +146,18 @@ def _new_folder(recipe: Recipe) -> Path:
     raise BcnetError("runs/ is full: name a folder with --out")
 
 
-def _work(run: Run, until: str, as_json: bool, again: bool = False) -> None:
+def _work(run: Run, until: str, as_json: bool, again: bool = False, log: str = "") -> None:
     """Run the stages up to ``until`` and print what there is."""
     from bcnet.run.folder import RunFolder
     from bcnet.run.pipeline import run_stages
-    from bcnet.utils.display import shown
+    from bcnet.utils.progress import TensorBoard, shown
 
     RunFolder.open(run.folder)
     try:
-        with shown() as listener, run.lock():
-            run.listener = listener
-            run_stages(run, until, again)
+        with shown() as screen, run.lock():
+            run.listener = TensorBoard(screen, run.path(log)) if log else screen
+            with closing(run.listener):
+                run_stages(run, until, again)
     except KeyboardInterrupt:
         fail(f"stopped, nothing is lost: go on with `bcnet run --resume {run.folder}`", code=130)
     if as_json:

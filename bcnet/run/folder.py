@@ -7,7 +7,6 @@ name, flushed to the disk and renamed; the JSON comes last, so what it says is t
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -16,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import Recipe
+from bcnet.utils.files import UNFINISHED, clear_errors, tensor_bytes, write_file
 
 FORMAT_VERSION = 1
+RESUME = "resume, what is there is kept"
 
 
 class RunFolder:
@@ -37,8 +37,9 @@ class RunFolder:
         run = cls(folder)
         if run.done("run"):
             raise BcnetError(f"{run.folder} holds a run already: resume it with --resume, or choose another folder")
-        begun = ("lock", "recipe.yaml", ".writing-recipe.yaml", ".writing-run.json")  # by a run killed at its start
-        if run.folder.is_dir() and any(path.name not in begun for path in run.folder.iterdir()):
+        found = [path.name for path in run.folder.iterdir()] if run.folder.is_dir() else []
+        # A run killed at its start leaves these.
+        if any(name not in ("lock", "recipe.yaml") and not name.startswith(UNFINISHED) for name in found):
             raise BcnetError(f"{run.folder} holds other files: choose an empty folder")
         run._write_file("recipe.yaml", recipe.to_yaml().encode())
         run.write("run", facts)
@@ -81,10 +82,7 @@ class RunFolder:
 
     def write(self, name: str, result: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> None:
         if tensors is not None:
-            from safetensors.torch import save
-
-            whole = {key: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for key, t in tensors.items()}
-            self._write_file(f"{name}.safetensors", save(whole))
+            self._write_file(f"{name}.safetensors", tensor_bytes(tensors))
         text = json.dumps({"version": FORMAT_VERSION, **result}, indent=1, default=lambda value: value.tolist())
         self._write_file(f"{name}.json", text.encode())
 
@@ -123,7 +121,7 @@ class RunFolder:
             warnings.warn("this system has no file locks: start one process per run folder only", stacklevel=3)
             yield
             return
-        with self._clear_errors():
+        with clear_errors(str(self.folder), RESUME):
             self.folder.mkdir(parents=True, exist_ok=True)
             file = open(self.path("lock"), "a+")  # noqa: SIM115, closed below
         with file:
@@ -141,27 +139,5 @@ class RunFolder:
             yield
 
     def _write_file(self, name: str, data: bytes) -> None:
-        path = self.path(name)
-        temporary = path.with_name(f".writing-{path.name}")
-        with self._clear_errors():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with open(temporary, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-
-    @contextlib.contextmanager
-    def _clear_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise BcnetError(
-                    f"no space is left in {self.folder}: free some and resume, what is there is kept"
-                ) from None
-            raise BcnetError(f"cannot write to {self.folder}: {error.strerror or error}") from None
+        with clear_errors(str(self.folder), RESUME):
+            write_file(self.path(name), data)

@@ -15,6 +15,7 @@ from bcnet.search.constraints import Budget
 from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
+from bcnet.utils.files import clear_errors, write_file
 
 
 def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> Path:
@@ -22,11 +23,8 @@ def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> 
     opened = run if isinstance(run, RunFolder) else RunFolder.open(run)
     path = opened.path("report.html") if out is None else Path(out)
     page = render(report_data(opened))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, "utf-8")
-    except OSError as error:
-        raise BcnetError(f"cannot write {path}: {error.strerror or error}") from None
+    with clear_errors(str(path)):
+        write_file(path, page.encode())
     return path
 
 

@@ -7,10 +7,8 @@ that a file says is ever run: a source that is a Python file must be given as a 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +16,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load as read_tensors
-from safetensors.torch import save as write_tensors
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
 from bcnet.space.network import NetworkSpace, trace
+from bcnet.utils.files import checksum, clear_errors, tensor_bytes, write_file
 
 FORMAT_VERSION = 1
 DESCRIPTION, WEIGHTS = "widths.json", "weights.safetensors"
@@ -61,20 +59,16 @@ class Description:
 def save(folder: str | Path, network: nn.Module, description: Description) -> Path:
     """Write ``network`` to ``folder``: first its weights, then ``widths.json``, which tells whether they are whole."""
     folder = Path(folder)
-    tensors = {name: _own(tensor) for name, tensor in network.state_dict().items()}
-    weights = write_tensors(tensors)
+    weights = tensor_bytes(network.state_dict())
     contents = {
         "format": "bcnet.network",
         "version": FORMAT_VERSION,
         **asdict(description),
-        "weights": {"file": WEIGHTS, "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()},
+        "weights": {"file": WEIGHTS, "bytes": len(weights), "sha256": checksum(weights)},
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / WEIGHTS, weights)
-        _replace(folder / DESCRIPTION, json.dumps(contents, indent=2).encode())
-    except OSError as error:
-        raise BcnetError(f"the network cannot be written to {folder}: {error.strerror or error}") from None
+    with clear_errors(f"the network in {folder}"):
+        write_file(folder / WEIGHTS, weights)
+        write_file(folder / DESCRIPTION, json.dumps(contents, indent=2).encode())
     return folder
 
 
@@ -160,7 +154,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise BcnetError(f"cannot read {path}: {error.strerror}") from None
     expected = _json(folder).get("weights")
-    if not isinstance(expected, dict) or expected.get("sha256") != hashlib.sha256(data).hexdigest():
+    if not isinstance(expected, dict) or expected.get("sha256") != checksum(data):
         was = expected.get("bytes") if isinstance(expected, dict) else None
         how = f"it has {len(data)} bytes rather than {was}" if was != len(data) else "its checksum differs"
         raise BcnetError(f"{path} was damaged or exchanged after it was saved ({how}): export the network again")
@@ -199,17 +193,6 @@ def _json(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise BcnetError(f"{path} is no JSON object: export the network again")
     return data
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU; safetensors takes no two tensors that share memory."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.unfinished")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
 
 
 def _some(names: Any) -> str:

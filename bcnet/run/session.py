@@ -39,7 +39,7 @@ from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
 from bcnet.training.recalibration import recalibrate
 from bcnet.training.task import Task
-from bcnet.utils.display import Listener
+from bcnet.utils.progress import Listener
 from bcnet.utils.provenance import commit, package_version
 
 TAYLOR_BATCHES = 8

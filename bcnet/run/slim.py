@@ -54,7 +54,7 @@ def slim(
         run = Run(folder or kept.name, device)  # type: ignore[union-attr]
         stack.enter_context(run.lock())
         if progress:
-            from bcnet.utils.display import shown
+            from bcnet.utils.progress import shown
 
             run.listener = stack.enter_context(shown())
         source = _source(model, example, run.device, task)

@@ -10,10 +10,7 @@ states) into the two things ``save`` takes, and ``unpack`` turns what ``load`` g
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import os
 import re
 import shutil
 import warnings
@@ -24,17 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load as read_tensors
-from safetensors.torch import save as write_tensors
 from torch import Tensor
 
 from bcnet.errors import BcnetError
+from bcnet.utils.files import UNFINISHED, checksum, clear_errors, tensor_bytes, write_folder
 
 FORMAT_VERSION = 1
 KEPT = 2
 
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d{6,12})")
-_UNFINISHED = ".writing-"
 
 
 class _Damaged(Exception):
@@ -47,16 +43,13 @@ def save(folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any]) 
     ``state`` must be JSON as it stands: texts as keys, no tuples (:func:`pack` sees to that).
     """
     folder = Path(folder)
-    contents = {_TENSORS: write_tensors({name: _own(t) for name, t in tensors.items()}), _STATE: _to_json(state)}
-    files = {name: {"bytes": len(data), "sha256": _checksum(data)} for name, data in contents.items()}
+    contents = {_TENSORS: tensor_bytes(tensors), _STATE: _to_json(state)}
+    files = {name: {"bytes": len(data), "sha256": checksum(data)} for name, data in contents.items()}
     contents[_MANIFEST] = _to_json({"format": "bcnet.checkpoint", "version": FORMAT_VERSION, "files": files})
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove(folder.glob(f"{_UNFINISHED}*"))
+    with clear_errors(f"a checkpoint in {folder}", "resume, the checkpoint before it is kept"):
+        _remove(folder.glob(f"{UNFINISHED}*"))
         path = folder / f"checkpoint-{_newest(folder) + 1:06d}"
-        _write(folder / f"{_UNFINISHED}{path.name}", path, contents)
-    except OSError as error:
-        raise BcnetError(_cause(error, folder)) from error
+        write_folder(path, contents)
     _remove(_checkpoints(folder)[KEPT:])
     return path
 
@@ -85,33 +78,6 @@ def exists(folder: str | Path) -> bool:
     return bool(_checkpoints(Path(folder)))
 
 
-def _write(temporary: Path, path: Path, contents: dict[str, bytes]) -> None:
-    try:
-        temporary.mkdir()
-        for name, data in contents.items():
-            with open(temporary / name, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        _flush_folder(temporary)
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the names in a folder durable; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     manifest = _from_json(_bytes(path / _MANIFEST), _MANIFEST)
     if manifest.get("format") != "bcnet.checkpoint" or manifest.get("version") != FORMAT_VERSION:
@@ -120,7 +86,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name in (_TENSORS, _STATE):
         data = _bytes(path / name)
         try:
-            whole = manifest["files"][name] == {"bytes": len(data), "sha256": _checksum(data)}
+            whole = manifest["files"][name] == {"bytes": len(data), "sha256": checksum(data)}
         except (KeyError, TypeError):
             whole = False
         if not whole:
@@ -157,15 +123,6 @@ def _to_json(value: dict[str, Any]) -> bytes:
         raise BcnetError(f"the state of a checkpoint must be JSON ({error}): pack it first") from None
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the CPU; safetensors takes no two tensors that share memory."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-
-
-def _checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def _checkpoints(folder: Path) -> list[Path]:
     """Checkpoints of ``folder``, newest first."""
     if not folder.is_dir():
@@ -182,14 +139,6 @@ def _newest(folder: Path) -> int:
 def _remove(paths: Iterable[Path]) -> None:
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _cause(error: OSError, folder: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space is left for a checkpoint in {folder}: free some and resume, the checkpoint before it is kept"
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return f"checkpoints cannot be written to {folder} ({error.strerror}): choose a folder you may write to"
-    return f"a checkpoint could not be written to {folder} ({error.strerror or error}): the one before it is kept"
 
 
 def pack(tree: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,56 +1,171 @@
-"""What a person sees of a training: a bar on a terminal, a few lines elsewhere, TensorBoard's scalars if wanted.
+"""What a person sees while bcnet works: bars on a terminal, plain lines elsewhere, both on stderr.
 
-The loss is read a few times a second only: reading it makes the program wait for the device.
+Whatever takes long tells a :class:`Listener` of its stages and steps. A training does so through
+:func:`training_steps`, which reads the loss a few times a second only: reading it waits for the device.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from types import FrameType
+from typing import Any, Protocol
 
 from bcnet.errors import BcnetError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-
 READ_EVERY = 0.5
-"""Seconds between two readings."""
+"""Seconds between two readings of the loss."""
 LINE_EVERY, LINE_SHARE, LINE_AT_LAST = 5.0, 0.01, 600.0
-"""A line is due after so many seconds and so much of the training, or after that many seconds at the latest."""
+"""A line is due after so many seconds and so much of the work, or after that many seconds at the latest."""
 POINTS = 2000
 """The most points of one curve in TensorBoard."""
 
-
-@dataclass(frozen=True)
-class Reading:
-    """A look at a training: ``speed`` in images a second over all processes, ``left`` in seconds."""
-
-    step: int
-    steps: int
-    epoch: int
-    loss: float
-    rate: float
-    speed: float
-    left: float
-
-    def __str__(self) -> str:
-        facts = f"epoch {self.epoch + 1}, loss {self.loss:.4g}, {self.speed:,.0f} images/s, lr {self.rate:.3g}"
-        return f"{facts}, {timedelta(seconds=round(self.left))} left"
+Figures = Mapping[str, float]
 
 
-class Step(Protocol):
+class Listener:
+    """Hears how work gets on; this one is silent."""
+
+    def stage(self, name: str, about: str) -> None:
+        """A stage begins."""
+
+    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+        """``done`` of ``total`` steps of the work called ``name`` are done; ``figures`` may be empty."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def close(self) -> None:
+        """Nothing more will be told."""
+
+
+class Lines(Listener):
+    """One line per stage, and one now and then within it. Asked to stop, it interrupts the next step."""
+
+    def __init__(self) -> None:
+        self._stop = False
+        self._told: dict[str, tuple[float, int]] = {}
+        self._pace: dict[str, Pace] = {}
+        self._figures: dict[str, Figures] = {}
+
+    def stage(self, name: str, about: str) -> None:
+        self._print(f"{name}: {about}")
+
+    def note(self, text: str) -> None:
+        self._print(f"note: {text}")
+
+    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+        if self._stop:
+            raise KeyboardInterrupt
+        now = time.monotonic()
+        left = self._pace.setdefault(name, Pace(now, done))(now, done, total)
+        self._figures[name] = figures or self._figures.get(name, {})
+        self._show(name, done, total, _described(self._figures[name]), left)
+
+    def ask_to_stop(self) -> None:
+        self._stop = True
+
+    def _show(self, name: str, done: int, total: int, figures: str, left: float) -> None:
+        now = time.monotonic()
+        since, at = self._told.setdefault(name, (now, done))
+        passed, share = now - since, (done - at) / total
+        if done < total and passed < LINE_AT_LAST and (passed < LINE_EVERY or share < LINE_SHARE):
+            return
+        self._told[name] = now, done
+        time_left = f"{timedelta(seconds=round(left))} left" if done < total else ""
+        self._print("  " + ", ".join(filter(None, (f"{name} {done:,}/{total:,}", figures, time_left))))
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Bars(Lines):
+    """A live bar for all work at hand."""
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__()
+        self._console = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
+        columns = TextColumn("  {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self._bars = Progress(*columns, TextColumn("{task.fields[figures]}"), console=self._console)
+        self._tasks: dict[str, Any] = {}
+        self._bars.start()
+
+    def close(self) -> None:
+        self._bars.stop()
+
+    def _show(self, name: str, done: int, total: int, figures: str, left: float) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, figures="")
+        self._bars.update(self._tasks[name], completed=done, total=total, figures=figures)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+
+class Pace:
+    """How long the rest will take; begun at a time with so much ``done``."""
+
+    def __init__(self, now: float, done: int):
+        self._last, self._done, self._each = now, done, 0.0
+
+    def __call__(self, now: float, done: int, total: int) -> float:
+        """Seconds left. A step's time changes with the widths it trains, hence a running mean over seconds."""
+        if done > self._done and (now - self._last >= READ_EVERY or not self._each):
+            each = (now - self._last) / (done - self._done)
+            self._each = 0.8 * self._each + 0.2 * each if self._each else each
+            self._last, self._done = now, done
+        return (total - done) * self._each
+
+
+class TensorBoard(Listener):
+    """Also writes all figures as TensorBoard's scalars, one curve per kind of work under ``folder``.
+
+    A resumed run goes on there; what a stopped one wrote after its last checkpoint is hidden.
+    """
+
+    def __init__(self, listener: Listener, folder: str | Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise BcnetError("TensorBoard's scalars need tensorboard: pip install 'bcnet[tensorboard]'") from None
+        self._listener, self._folder = listener, Path(folder)
+        self._open: Callable[..., Any] = SummaryWriter
+        self._writers: dict[str, Any] = {}
+        self._written: dict[str, int] = {}
+        self.stage, self.note = listener.stage, listener.note  # type: ignore[method-assign]
+
+    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+        self._listener.step(name, done, total, figures)
+        if not figures:
+            return
+        if name not in self._writers:
+            self._writers[name] = self._open(str(self._folder / name), purge_step=done)
+        elif (done - self._written[name]) * POINTS < total and done < total:
+            return
+        self._written[name] = done
+        for figure, value in figures.items():
+            self._writers[name].add_scalar(figure, value, done)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._listener.close()
+
+
+class TrainingStep(Protocol):
     """What a training tells after each step (:class:`bcnet.training.loop.Progress`)."""
 
     step: int
     steps: int
-    epoch: int
     images: int
 
     @property
@@ -59,163 +174,57 @@ class Step(Protocol):
     def rate(self) -> float: ...
 
 
-class Meter:
-    """Turns the reports of every step into a reading now and then."""
+def training_steps(listener: Listener, name: str) -> Callable[[TrainingStep], None]:
+    """A callback for ``train_supernet`` and ``retrain`` that tells ``listener`` how they get on.
 
-    def __init__(self) -> None:
-        self._last, self._step, self._images = time.monotonic(), 0, 0
-        self._readings, self._seconds = 0, 0.0
-
-    def __call__(self, now: Step) -> Reading | None:
-        """A reading, if it is time for one; the first and the last step always have one."""
-        self._images += now.images * _world()[1]
-        if self._readings == 0:
-            self._step = now.step - 1
-        elif time.monotonic() - self._last < READ_EVERY and now.step < now.steps:
-            return None
-        loss = now.loss
-        time_now = time.monotonic()  # after the wait for the device
-        passed = max(time_now - self._last, 1e-9)
-        each = passed / (now.step - self._step)
-        # The first step is slow and does not count; later the speed changes with the widths, hence a running mean.
-        self._seconds = each if self._readings < 2 else 0.8 * self._seconds + 0.2 * each
-        speed = self._images / passed
-        self._last, self._step, self._images = time_now, now.step, 0
-        self._readings += 1
-        return Reading(now.step, now.steps, now.epoch, loss, now.rate, speed, (now.steps - now.step) * self._seconds)
-
-
-class Display(Protocol):
-    """Where readings are shown."""
-
-    def show(self, reading: Reading) -> None: ...
-    def close(self) -> None: ...
-
-
-class Bar:
-    """A live bar on a terminal."""
-
-    def __init__(self, title: str, console: Console):
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[facts]}"),
-        )
-        self._bars = Progress(*columns, console=console)
-        self._task = self._bars.add_task(title, total=None, facts="")
-        self._bars.start()
-
-    def show(self, reading: Reading) -> None:
-        self._bars.update(self._task, completed=reading.step, total=reading.steps, facts=str(reading))
-        if reading.step == reading.steps:
-            self._bars.stop()  # so that the terminal is free for the next bar
-
-    def close(self) -> None:
-        self._bars.stop()
-
-
-class Lines:
-    """A line now and then, where there is no terminal."""
-
-    def __init__(self, title: str, console: Console):
-        self._title, self._console = title, console
-        self._time, self._step = 0.0, 0
-
-    def show(self, reading: Reading) -> None:
-        passed, share = time.monotonic() - self._time, (reading.step - self._step) / reading.steps
-        due = passed >= LINE_AT_LAST or (passed >= LINE_EVERY and share >= LINE_SHARE)
-        if not due and self._step > 0 and reading.step < reading.steps:
-            return
-        self._time, self._step = time.monotonic(), reading.step
-        done = f"{reading.step:,} of {reading.steps:,} steps"
-        self._console.print(f"{self._title}: {done}, {reading}", soft_wrap=True, markup=False, highlight=False)
-
-    def close(self) -> None:
-        """Nothing is left to do."""
-
-
-class Board:
-    """Loss, learning rate and speed as TensorBoard's scalars under ``folder``; a resumed training goes on there."""
-
-    def __init__(self, folder: str | Path):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise BcnetError("TensorBoard's scalars need tensorboard: pip install 'bcnet[tensorboard]'") from None
-        self._open: Callable[..., Any] = SummaryWriter
-        self._writer: Any = None
-        self._folder, self._step = str(folder), 0
-
-    def show(self, reading: Reading) -> None:
-        if self._writer is None:
-            # What a stopped run wrote after its last checkpoint is hidden.
-            self._writer = self._open(self._folder, purge_step=reading.step)
-        elif (reading.step - self._step) * POINTS < reading.steps and reading.step < reading.steps:
-            return
-        self._step = reading.step
-        for name, value in (("loss", reading.loss), ("lr", reading.rate), ("images per second", reading.speed)):
-            self._writer.add_scalar(name, value, reading.step)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-@contextmanager
-def training_bar(
-    title: str, console: Console | None = None, tensorboard: str | Path | None = None
-) -> Iterator[Callable[[Step], None]]:
-    """A callback for ``train_supernet`` and ``retrain`` that shows how they get on, on stderr.
-
-    Of several processes the first shows it for all.
+    Of several processes the first tells it for all.
     """
-    displays: list[Display] = []
-    if _world()[0] == 0:
-        if tensorboard is not None:
-            displays.append(Board(tensorboard))
-        displays.append(_screen(title, console))
-    meter = Meter()
+    last, images = time.monotonic(), 0
 
-    def tell(now: Step) -> None:
-        reading = meter(now) if displays else None
-        if reading is not None:
-            for display in displays:
-                display.show(reading)
+    def tell(now: TrainingStep) -> None:
+        nonlocal last, images
+        rank, processes = _world()
+        if rank > 0:
+            return
+        images += now.images * processes
+        figures: dict[str, float] = {}
+        if time.monotonic() - last >= READ_EVERY or now.step == now.steps:
+            loss = now.loss
+            passed = max(time.monotonic() - last, 1e-9)  # with the wait for the device
+            figures = {"loss": loss, "lr": now.rate, "images/s": images / passed}
+            last, images = time.monotonic(), 0
+        listener.step(name, now.step, now.steps, figures)
 
-    try:
-        yield tell
-    finally:
-        for display in displays:
-            display.close()
+    return tell
 
 
 @contextmanager
-def counting_bar(title: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A callback (done, all): a bar on a terminal, a line now and then elsewhere, from its first call on."""
-    from rich.progress import Progress as Bars
+def shown() -> Iterator[Listener]:
+    """A listener for this terminal; the first Ctrl-C ends the work after the step at hand, the second at once."""
+    listener = Bars() if sys.stderr.isatty() else Lines()
 
-    console = console or _stderr()
-    bars = Bars(console=console) if console.is_terminal else None
-    task = bars.add_task(title, total=None) if bars else None
-    told = 0.0
+    def interrupt(_: int, __: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        listener.ask_to_stop()
+        listener.note("stopping after this step; Ctrl-C again stops at once")
 
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        if bars is not None and task is not None:
-            bars.start()
-            bars.update(task, completed=done, total=total)
-        elif done == total or time.monotonic() - told >= LINE_EVERY:
-            told = time.monotonic()
-            console.print(f"{title}: {done:,} of {total:,}", soft_wrap=True, markup=False, highlight=False)
-
+    # Only the main thread may set handlers; elsewhere Ctrl-C acts as it always does.
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, interrupt) if main else None
     try:
-        yield tell
+        yield listener
     finally:
-        if bars is not None:
-            bars.stop()
+        if main:
+            signal.signal(signal.SIGINT, before)
+        listener.close()
+
+
+def _described(figures: Figures) -> str:
+    return ", ".join(f"{key} {_short(value)}" for key, value in figures.items())
+
+
+def _short(value: float) -> str:
+    return f"{int(value):,}" if value == value // 1 or abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _world() -> tuple[int, int]:
@@ -223,14 +232,3 @@ def _world() -> tuple[int, int]:
     import torch.distributed as dist
 
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-
-
-def _screen(title: str, console: Console | None) -> Display:
-    console = console or _stderr()
-    return Bar(title, console) if console.is_terminal else Lines(title, console)
-
-
-def _stderr() -> Console:
-    from rich.console import Console
-
-    return Console(file=sys.stderr, markup=False, highlight=False, emoji=False)

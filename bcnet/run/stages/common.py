@@ -1,34 +1,15 @@
-"""What several stages do: tell how a training gets on, and keep a trained network with its figures."""
+"""What several stages do: keep a trained network with its figures."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from bcnet.run.session import Run
-from bcnet.training.loop import Progress
 from bcnet.training.retraining import evaluate
 
 CHECKPOINTS = "checkpoints"
-
-
-def told(run: Run, name: str) -> Callable[[Progress], None]:
-    """A callback that tells the run's listener of a training called ``name``."""
-    last = 0.0
-
-    def tell(state: Progress) -> None:
-        nonlocal last
-        # Reading the loss waits for the device, so not every step does.
-        figures = {}
-        if time.monotonic() - last > 0.5 or state.step == state.steps:
-            last = time.monotonic()
-            figures = {"loss": state.loss, "rate": state.rate, "images": float(state.images)}
-        run.listener.step(name, state.step, state.steps, figures)
-
-    return tell
 
 
 def rows_of(history: list[tuple[int, float, float]]) -> list[dict[str, float]]:

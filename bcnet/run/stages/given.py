@@ -10,8 +10,9 @@ from torch import nn
 
 from bcnet.errors import BcnetError
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, rows_of, told
+from bcnet.run.stages.common import CHECKPOINTS, rows_of
 from bcnet.training.retraining import Retraining, evaluate, retrain
+from bcnet.utils.progress import training_steps
 
 CLEAR = 4.0
 """Standard errors above chance from which on a classifier is taken to know something."""
@@ -60,7 +61,9 @@ def _train(run: Run, network: nn.Module) -> list[dict[str, float]]:
         engine="plain" if r.engine == "plain" else "auto",
     )
     folder = run.path(CHECKPOINTS, "given")
-    history = retrain(network, run.data.train, config, run.task_given, folder=folder, progress=told(run, "given"))
+    history = retrain(
+        network, run.data.train, config, run.task_given, folder=folder, progress=training_steps(run.listener, "given")
+    )
     return rows_of(history)
 
 

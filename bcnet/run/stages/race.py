@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, rows_of, told
+from bcnet.run.stages.common import CHECKPOINTS, rows_of
 from bcnet.run.stages.configurations import finalists
 from bcnet.run.stages.retrain import fine_tuning
 from bcnet.training.race import Entry, Racing
+from bcnet.utils.progress import training_steps
 
 
 class _Kept:
@@ -36,11 +37,12 @@ def race(run: Run) -> None:
     config, teacher = fine_tuning(run)
     racing = Racing(r.race, run.data, config, task=run.task_given, teacher=teacher, by=r.rank_by)
     entries = [Entry(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]
+    told = {name: training_steps(run.listener, f"race: {name}") for name in widths}
     winner = racing.run(
         entries,
         run.path(CHECKPOINTS, "race"),
         _Kept(run),
-        progress=lambda name, state: told(run, f"race: {name}")(state),
+        progress=lambda name, state: told[name](state),
     )
     rounds = [measured for entry in entries for measured in entry.rounds]
     seconds = time.monotonic() - start

@@ -11,9 +11,10 @@ from torch import nn
 
 from bcnet.run.recipe import Compared
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, keep_network, rows_of, told
+from bcnet.run.stages.common import CHECKPOINTS, keep_network, rows_of
 from bcnet.run.stages.configurations import configuration
 from bcnet.training.retraining import Retraining, retrain, train_random
+from bcnet.utils.progress import training_steps
 
 
 def retrain_all(run: Run) -> None:
@@ -116,7 +117,7 @@ def _train(
         run.task_given,
         teacher=teacher,
         folder=run.path(CHECKPOINTS, name),
-        progress=told(run, name),
+        progress=training_steps(run.listener, name),
     )
     result = {"widths": widths, "history": rows_of(history), "seconds": time.monotonic() - start}
     keep_network(run, name, network, result)
@@ -140,6 +141,7 @@ def _retrain_random(run: Run) -> None:
     config = replace(_retraining(run), distillation=None)
     rng = np.random.default_rng([r.seed, 20])
     drawn = run.constraints.sample(rng, r.random.networks)[0].tolist()
+    told = [training_steps(run.listener, f"random {number + 1} of {len(drawn)}") for number in range(len(drawn))]
     best, network, scores, history = train_random(
         lambda number: run.fresh(drawn[number]),
         r.random,
@@ -147,7 +149,7 @@ def _retrain_random(run: Run) -> None:
         config,
         run.task_given,
         folder=run.path(CHECKPOINTS, "random"),
-        progress=lambda number, state: told(run, f"random {number + 1} of {len(drawn)}")(state),
+        progress=lambda number, state: told[number](state),
     )
     tried = [{"widths": w, "score": s} for w, s in zip(drawn, scores, strict=True)]
     result = {"widths": drawn[best], "tried": tried, "history": rows_of(history), "seconds": time.monotonic() - start}

@@ -9,8 +9,9 @@ import numpy as np
 
 from bcnet.accel import choose_engine
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, rows_of, told
+from bcnet.run.stages.common import CHECKPOINTS, rows_of
 from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.utils.progress import training_steps
 
 
 def train(run: Run) -> None:
@@ -30,7 +31,9 @@ def train(run: Run) -> None:
     )
     engine, words = choose_engine(net, r.engine, bf16=r.supernet.bf16, own_task=run.task_given is not None)
     folder = run.path(CHECKPOINTS, "train")
-    trained = train_supernet(net, run.data.train, config, run.task_given, folder, told(run, "train"), engine)
+    trained = train_supernet(
+        net, run.data.train, config, run.task_given, folder, training_steps(run.listener, "train"), engine
+    )
     tensors = {f"net.{k}": t for k, t in net.state_dict().items()}
     tensors |= {f"log.{k}": t for k, t in trained.log.tensors().items()}
     result = {
