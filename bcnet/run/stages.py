@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bcnet.accel import choose_engine
+from bcnet.accel import SharedEvaluator, choose_engine
 from bcnet.errors import BcnetError
 from bcnet.latency.compare import compare_latency
 from bcnet.run.export import export_run
@@ -27,7 +27,6 @@ from bcnet.search import LogWidthModel, SearchProgress, TrialStore, search
 from bcnet.search import LossLog as Recorded
 from bcnet.space.cost import QuadraticCost
 from bcnet.supernet.loss_log import LossLog
-from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.loop import Progress, out_of_memory
 from bcnet.training.retraining import Retraining, evaluate, retrain, train_random
@@ -146,7 +145,7 @@ def find(run: Run) -> None:
     with TrialStore(run.path("trials.sqlite")) as store:
         result = search(
             run.space,
-            lambda widths: evaluator(widths),
+            evaluator,
             run.constraints.budgets,
             run.costs,
             replace(r.search, seed=r.seed),
@@ -182,18 +181,18 @@ def _tell_search(run: Run, state: SearchProgress) -> None:
     run.listener.step("search", state.evaluations, state.most_evaluations, figures)
 
 
-def _evaluator(run: Run) -> tuple[Evaluator, dict[str, float]]:
+def _evaluator(run: Run) -> tuple[SharedEvaluator, dict[str, float]]:
     """What scores widths, and the scores of full and uniform widths; its batches shrink until the largest fits."""
     net = run.supernet()
     for parts in (1, 2, 4, 8, 16, 32, 64):
         batches = [part for batch in _scoring_batches(run) for part in _chunks(batch, parts)]
         try:
-            evaluator = Evaluator(
+            evaluator = SharedEvaluator(
                 net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16, run.recipe.rank_by
             )
-            evaluator(run.space.max)
+            evaluator.score(run.space.max)
             named = {"full": run.full, "uniform": run.constraints.uniform()}
-            return evaluator, {name: evaluator(widths) for name, widths in named.items()}
+            return evaluator, {name: evaluator.score(widths) for name, widths in named.items()}
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
