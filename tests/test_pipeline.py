@@ -17,13 +17,13 @@ import tinyrun
 import torch
 from torch import nn
 
+from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
 from bcnet.run.pipeline import STAGES, run_stages
 from bcnet.run.recipe import Recipe
 from bcnet.run.session import Run
 from bcnet.search import LogWidthModel, TrialStore
 from bcnet.supernet.loss_log import LossLog
-from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def test_the_search_used_the_prior_and_every_trial_is_stored(finished: Run) -> N
 
 def test_the_supernet_of_the_folder_gives_the_scores_of_the_search(finished: Run) -> None:
     torch.set_num_threads(1)
-    score = Evaluator(finished.supernet(), finished.data.val.batches(0), finished.task)
+    score = SharedEvaluator(finished.supernet(), finished.data.val.batches(0), finished.task).score
     found = finished.read("search")
     assert found["ranked_by"] == "score"
     assert score(found["best"]["widths"]) == found["best"]["score"]

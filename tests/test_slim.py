@@ -171,12 +171,12 @@ def test_small_batches_of_a_loader_are_scored_together(monkeypatch: pytest.Monke
 
     sizes: list[int] = []
 
-    class Watched(stages.Evaluator):
+    class Watched(stages.SharedEvaluator):
         def __init__(self, net: Any, batches: Any, *more: Any):
             sizes.extend(len(x) for x, _ in batches)
             super().__init__(net, batches, *more)
 
-    monkeypatch.setattr(stages, "Evaluator", Watched)
+    monkeypatch.setattr(stages, "SharedEvaluator", Watched)
     settings = {**TINY, "compare": [], "loading": {"eval_batch_size": 24}}
     bcnet.slim(classifier(), EXAMPLE, loader(labels()), loader(labels(), 5), recipe=settings, progress=False)
     assert sizes == [24, 24]

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.space.widths import Widths
-from bcnet.supernet.scoring import Evaluator
 from bcnet.training.inherit import CutScorer, Healing
 from bcnet.training.loop import out_of_memory
 from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Distillation
 
 
-def open_scorer(run: Run) -> tuple[Evaluator | CutScorer, dict[str, float]]:
+def open_scorer(run: Run) -> tuple[SharedEvaluator | CutScorer, dict[str, float]]:
     """What scores configurations, and the scores of full and uniform widths."""
     if run.recipe.scorer == "supernet":
         return _evaluator(run)
@@ -56,17 +56,17 @@ def _named(run: Run) -> dict[str, Widths]:
     return {"full": run.full, "uniform": run.constraints.uniform()}
 
 
-def _evaluator(run: Run) -> tuple[Evaluator, dict[str, float]]:
+def _evaluator(run: Run) -> tuple[SharedEvaluator, dict[str, float]]:
     """What scores widths, and the scores of full and uniform widths; its batches shrink until the largest fits."""
     net = run.supernet()
     for parts in (1, 2, 4, 8, 16, 32, 64):
         batches = [part for batch in _scoring_batches(run) for part in _chunks(batch, parts)]
         try:
-            evaluator = Evaluator(
+            evaluator = SharedEvaluator(
                 net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16, run.recipe.rank_by
             )
-            evaluator(run.space.max)
-            return evaluator, {name: evaluator(widths) for name, widths in _named(run).items()}
+            evaluator.score(run.space.max)
+            return evaluator, {name: evaluator.score(widths) for name, widths in _named(run).items()}
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
