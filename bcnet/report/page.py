@@ -25,10 +25,10 @@ def render(data: ReportData) -> str:
     """The report as one HTML text."""
     parts = {
         "title": escape(f"{words.headline(data)} · {data.model}"),
-        "style": _file("page.css"),
-        "plotly": _plotly(),
-        "script": _file("page.js"),
-        "charts": _as_json(all_charts(data)),
+        "style": file_text("page.css"),
+        "plotly": plotly_source(),
+        "script": file_text("page.js"),
+        "charts": as_json(all_charts(data)),
         "version": escape(__version__),
         "model": escape(data.model),
         "data": escape(data.data),
@@ -53,14 +53,16 @@ def render(data: ReportData) -> str:
         "facts": _facts(data),
         "recipe": escape(data.recipe.strip()),
     }
-    return Template(_file("page.html")).substitute(parts)
+    return Template(file_text("page.html")).substitute(parts)
 
 
-def _file(name: str) -> str:
+def file_text(name: str) -> str:
+    """A file of the page: its style sheet or its script."""
     return (HERE / name).read_text("utf-8")
 
 
-def _plotly() -> str:
+def plotly_source() -> str:
+    """Plotly's script, ready to stand in a script element."""
     try:
         source: str = importlib.import_module("plotly.offline").get_plotlyjs()
     except ModuleNotFoundError:
@@ -68,7 +70,7 @@ def _plotly() -> str:
     return source.replace("</script", "<\\/script")
 
 
-def _as_json(value: object) -> str:
+def as_json(value: object) -> str:
     """JSON that cannot end the script element it stands in."""
     return json.dumps(_finite(value), separators=(",", ":"), ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 

@@ -36,6 +36,7 @@ from bcnet.errors import BcnetError
 from bcnet.run import stages
 from bcnet.run.recipe import Recipe
 from bcnet.run.session import Run
+from bcnet.run.targets import Target, known_trials, open_target, target_row
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "given": (stages.score_given, "score the network as it is given"),
@@ -44,6 +45,7 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "search": (stages.find, "search widths within the budget"),
     "race": (stages.race, "race the finalists"),
     "retrain": (stages.retrain_all, "train the networks that are compared"),
+    "targets": (lambda run: run_targets(run), "a slim network for every target"),
     "compare": (stages.compare, "measure and compare"),
     "export": (stages.export, "export the slim network"),
     "report": (stages.report, "write the report"),
@@ -69,14 +71,45 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
 
 def stages_of(recipe: Recipe) -> list[str]:
     """The stages of a run by this recipe, in their order."""
-    left_out = set()
+    if recipe.targets:
+        return [*(["given"] if recipe.start == "trained" else []), "trace", *_supernet(recipe), "targets", "report"]
+    left_out = {"targets"}
     if recipe.start == "scratch":
         left_out |= {"given", "race"}
     if recipe.race is None:
         left_out.add("race")
-    if recipe.scorer != "supernet":
+    if not _supernet(recipe):
         left_out.add("train")
     return [name for name in STAGES if name not in left_out]
+
+
+def _supernet(recipe: Recipe) -> list[str]:
+    return ["train"] if recipe.scorer == "supernet" else []
+
+
+def run_targets(run: Run) -> None:
+    """Search, race and train for every target in turn; each is a run of its own in RUN/targets."""
+    rows = []
+    for budget in run.recipe.targets:
+        run.listener.note(f"target {budget}")
+        target = open_target(run, budget, run.read("run")["command"])
+        run_stages(target)
+        rows.append(target_row(target))
+    run.write("targets", {"targets": rows})
+
+
+def pick(run: Run, budget: str) -> Target:
+    """A slim network for one more budget, chosen from the scores that ``run`` has already; nothing is repeated."""
+    trials = known_trials(run)
+    if not trials:
+        raise BcnetError(f"{run.folder} has no scores to pick from yet: `bcnet run --resume {run.folder}` first")
+    target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
+    names = stages_of(target.recipe)
+    if not target.done("search"):
+        run_stages(target, "trace")
+        stages.choose_known(target, trials)
+    run_stages(target, names[-1])
+    return target
 
 
 def check_stage(name: str, names: Iterable[str] = STAGES) -> None:

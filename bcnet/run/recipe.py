@@ -133,6 +133,8 @@ class Recipe(BaseModel):
     def _complete_groups(cls, data: Any) -> Any:
         """What a group of settings leaves out is this recipe's default, not its class's."""
         content = dict(data)
+        if content.get("targets"):
+            content.setdefault("budgets", [content["targets"][0]])
         defaults = {key: entry.default for key, entry in cls.model_fields.items()}
         if content.get("start") == "scratch":
             defaults |= _SCRATCH
@@ -157,6 +159,10 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"random.epochs is {self.random.epochs}, but it must be at most retrain.epochs, {self.retrain.epochs}"
             )
+        if self.targets and self.budgets != self.targets[:1]:
+            raise ValueError("targets and budgets both say how slim the network must be: keep one of them")
+        if len(set(self.targets)) != len(self.targets):
+            raise ValueError("targets names a budget twice: keep one of them")
         if self.start == "trained" and self.widen != 1:
             raise ValueError("widen needs start: scratch, as a trained network has no weights for more channels")
         if self.start == "scratch" and (self.weights or self.pretrained):

@@ -9,22 +9,60 @@ from typing import Any
 from bcnet.errors import BcnetError
 from bcnet.report import Curve, Figures, ReportData, render
 from bcnet.report.data import NAMES
+from bcnet.report.tradeoff import Tradeoff, TradeoffPoint, render_tradeoff
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON
 from bcnet.search.constraints import Budget
 from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
-from bcnet.utils.files import clear_errors, write_file
 
 
 def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run to ``out``, or to report.html in its folder."""
     opened = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    path = opened.path("report.html") if out is None else Path(out)
-    page = render(report_data(opened))
-    with clear_errors(str(path)):
-        write_file(path, page.encode())
+    return _write_page(opened, render(report_data(opened)), out)
+
+
+def write_tradeoff(run: RunFolder, out: str | Path | None = None) -> Path:
+    """Write the page of a run with several targets: accuracy against cost, with links to the report of each."""
+    given = run.read("given") if run.done("given") else None
+    traced = run.read("trace")
+    points = tuple(_point(row) for row in run.read("targets")["targets"])
+    python = run.recipe.model == PYTHON
+    data = Tradeoff(
+        model="your network" if python else traced["model"],
+        data="your loaders" if python else run.recipe.data,
+        percent=all("top5" in row for row in [given or {"top5": 0}]),
+        cost=points[0].cost,
+        full_cost=traced["costs"]["full"][points[0].cost],
+        full_score=None if given is None else given["score"],
+        points=points,
+    )
+    return _write_page(run, render_tradeoff(data), out)
+
+
+def _point(row: dict[str, Any]) -> TradeoffPoint:
+    networks, chosen = row["networks"], row["chosen"]
+    cost = row["budget"].partition("=")[0].strip()
+    uniform = networks.get("uniform")
+    return TradeoffPoint(
+        budget=row["budget"],
+        folder=row["folder"],
+        cost=cost if cost in networks[chosen]["costs"] else "flops",
+        slim=(networks[chosen]["costs"].get(cost, 0), networks[chosen]["score"]),
+        uniform=None if uniform is None else (uniform["costs"].get(cost, 0), uniform["score"]),
+        chosen=chosen,
+    )
+
+
+def _write_page(run: RunFolder, page: str, out: str | Path | None) -> Path:
+    path = run.path("report.html") if out is None else Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, "utf-8")
+    except OSError as error:
+        raise BcnetError(f"cannot write {path}: {error.strerror or error}") from None
     return path
 
 

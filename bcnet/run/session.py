@@ -29,6 +29,7 @@ from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.latency.table import LatencyTable, measure_table
 from bcnet.models.load import LoadedModel, load_model
+from bcnet.models.weights import load_weights
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.search.constraints import Budget, Constraints, parse_budget
@@ -72,7 +73,10 @@ class Run(RunFolder):
                 f"{self.folder} was made from Python: go on with bcnet.slim(..., out={str(self.folder)!r})"
             )
         torch.manual_seed(recipe.seed)
-        source = load_model(recipe.model, recipe.input or self.data.shape, self.data.classes)
+        shape = recipe.input or self.data.shape
+        source = load_model(recipe.model, shape, self.data.classes, recipe.pretrained)
+        if recipe.weights is not None:
+            load_weights(source.model, recipe.weights)
         return replace(source, model=source.model.to(self.device), example=source.example.to(self.device))
 
     @cached_property

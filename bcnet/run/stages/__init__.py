@@ -9,12 +9,13 @@ from bcnet.run.stages.compare import compare, export, report
 from bcnet.run.stages.given import score_given
 from bcnet.run.stages.race import race
 from bcnet.run.stages.retrain import retrain_all, retrain_one
-from bcnet.run.stages.search import find
+from bcnet.run.stages.search import choose_known, find
 from bcnet.run.stages.supernet import train
 from bcnet.run.stages.trace import trace_network
 
 __all__ = [
     "CHECKPOINTS",
+    "choose_known",
     "compare",
     "export",
     "find",

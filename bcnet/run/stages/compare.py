@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bcnet.latency.compare import compare_latency
 from bcnet.run.export import export_run
-from bcnet.run.report import write_report
+from bcnet.run.report import write_report, write_tradeoff
 from bcnet.run.session import Run
 
 
@@ -32,5 +32,5 @@ def export(run: Run) -> None:
 
 def report(run: Run) -> None:
     """Write the page a person looks at."""
-    path = write_report(run)
+    path = write_tradeoff(run) if run.recipe.targets else write_report(run)
     run.write("report", {"path": str(path.relative_to(run.folder))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,8 @@ from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.run.stages.configurations import rules_of_thumb
 from bcnet.run.stages.scoring import cut_scorer, open_scorer
+from bcnet.search import LogWidthModel, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search import LossLog as Recorded
-from bcnet.search import SearchProgress, TrialStore, search
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
 from bcnet.supernet.loss_log import LossLog
@@ -53,6 +54,39 @@ def find(run: Run) -> None:
             "scored_by": r.scorer,
             "reference": scores,
             "notes": notes,
+            "seconds": time.monotonic() - start,
+        },
+    )
+
+
+def choose_known(run: Run, trials: Sequence[Trial]) -> None:
+    """Choose within the run's budgets from ``trials`` that were scored before: no score is computed."""
+    start = time.monotonic()
+    scored = [t for t in trials if t.score is not None]
+    inside = run.constraints.feasible(np.array([t.widths for t in scored]))
+    own = [replace(t, number=i, feasible=bool(inside[i - 1])) for i, t in enumerate(scored, 1)]
+    model = LogWidthModel.fit([t.widths for t in own], [t.score or 0.0 for t in own], run.space.layer_counts)
+    widths = tuple(int(w) for w in model.best(run.constraints))
+    predicted = float(model.predict(np.array(widths)[None])[0])
+    best = Trial(0, widths, predicted, run.cost_of(widths), True, 0, 0.0)
+    name = run.constraints.budgets[0].name
+    with TrialStore(run.path("trials.sqlite")) as store:
+        store.claim({"picked": [b.text for b in run.constraints.budgets]})
+        if not store.trials():
+            store.add(own)
+    run.write(
+        "search",
+        {
+            "best": best.to_dict(),
+            "front": [trial.to_dict() for trial in front_of(own, name)],
+            "evaluations": 0,
+            "hits": 0,
+            "prior": None,
+            "ranked_by": run.recipe.rank_by,
+            "log_width": model.to_dict(),
+            "scored_by": run.recipe.scorer,
+            "reference": {},
+            "notes": [f"chosen from {len(own):,} scores of the run's other searches, by the log-width model over them"],
             "seconds": time.monotonic() - start,
         },
     )
