@@ -33,6 +33,8 @@ from rivals_base import load_base
 from side_by_side import SideBySide, Training, evaluate
 from torch import nn
 
+from bcnet.training.race import RaceConfig
+
 BUDGETS = {"mobilenetv2_cifar": ("146M", "44M"), "vgg19_cifar": ("50%", "25%")}
 PUBLISHED = {("mobilenetv2_cifar", "44M"): "mobilenetv2_cifar10", ("vgg19_cifar", "50%"): "vgg19_cifar10"}
 OWN = ("uniform", "uniform8", "balanced", "published", "random-0", "random-1", "random-2")
@@ -183,7 +185,8 @@ class Tuner:
         training = replace(self.training, seed=seed)
         together = SideBySide(models, self.images, training, self.teacher)
         recorded = time.perf_counter()
-        together.run()
+        rounds: list[dict[str, Any]] = []
+        together.run(lambda done: self._look(together, list(group), done, rounds))
         together.wait()
         end = time.perf_counter()
         rows = {}
@@ -197,9 +200,19 @@ class Tuner:
                 "test": evaluate(student.model, self.images.test, training.dtype),
                 "tuning_seconds": (end - start) / len(group),
                 "recording_seconds": (recorded - start) / len(group),
+                "rounds": [{"epochs": row["epochs"], **row[method]} for row in rounds],
             }
         together.close()
         return rows
+
+    def _look(self, together: SideBySide, methods: list[str], done: int, rounds: list[dict[str, Any]]) -> None:
+        """What a race would see: the held-out images at the ends of its rounds."""
+        if done in RaceConfig().milestones(together.training.epochs):
+            found = {
+                method: evaluate(student.model, self.images.val, together.training.dtype)
+                for method, student in zip(methods, together.students, strict=True)
+            }
+            rounds.append({"epochs": done, **found})
 
 
 def tune(args: argparse.Namespace, images: Images, start: float) -> None:

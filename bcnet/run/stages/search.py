@@ -98,15 +98,16 @@ def proposals(run: Run) -> Widths | None:
     r = run.recipe
     if r.search.strategy != "evolution":
         return None
-    known = [np.asarray(widths) for widths in rules_of_thumb(run).values()]
+    rng = np.random.default_rng([r.seed, 30])
+    rules = np.stack([np.asarray(widths) for widths in rules_of_thumb(run).values()])
+    known = run.constraints.fill(run.space.floor(rules), rng)  # their nearest candidates within the budgets
     wanted = r.search.population - len(known)
     if wanted < 1:
-        return np.stack(known[: r.search.population])
-    rng = np.random.default_rng([r.seed, 30])
+        return known[: r.search.population]
     drawn = run.constraints.fill(run.constraints.sample(rng, SCREENED * wanted)[0], rng)
     scores = cut_scorer(run, "cut").score_many(drawn)
     best = drawn[np.argsort(-scores, kind="stable")[:wanted]]
-    return np.unique(np.concatenate([np.stack(known), best]), axis=0)
+    return np.unique(np.concatenate([known, best]), axis=0)
 
 
 def _tell_search(run: Run, state: SearchProgress) -> None:
