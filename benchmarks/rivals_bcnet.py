@@ -2,7 +2,7 @@
 
     python benchmarks/rivals_bcnet.py --base DIR --data DIR --out OURS.json [--plans PLAN.json] [--seconds 150]
 
-A search by what is left after some steps of healing, from rules of thumb and random configurations that the bare cut
+A search by what is left after some steps of healing (``--steps 0``: by the bare cut), from rules of thumb and random configurations that the bare cut
 screens; its choice by the log-width model, its best single score, and one threshold over all layers by two criteria.
 For every network of ``--plans`` the two opinions, cut and healed, are noted as well: they cost a second each and tell
 how well the opinions rank.
@@ -34,6 +34,7 @@ from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task, cross_entropy
 
 SCREENED = 4
+SETTINGS = ("groups", "evaluations", "population", "steps", "lr", "calibration", "images", "seed", "device")
 
 
 class Ours:
@@ -41,27 +42,31 @@ class Ours:
 
     def __init__(self, args: argparse.Namespace, images: Images):
         self.args, self.images = args, images
-        device = "cpu" if args.quick else "cuda"
+        device = args.device
         model = load_base(args.base, args.network, args.quick)
         example = images.test[0][0][:2].float().cpu()
         self.space: NetworkSpace = trace(model, example, groups=args.groups, check=False)
         self.model: nn.Module = load_base(args.base, args.network, args.quick).to(device)
         source = images.train(256, 3000 + args.seed)
-        self.train: list[Batch] = [batch for batch, _ in zip(source(0), range(args.steps), strict=False)]
+        wanted = max(args.steps, args.calibration)
+        self.train: list[Batch] = [batch for batch, _ in zip(source(0), range(wanted), strict=False)]
+        val = [torch.cat(parts)[: args.images] for parts in zip(*images.val, strict=True)]
+        self.val: list[Batch] = list(zip(val[0].split(500), val[1].split(500), strict=True))
         self.scores: Scores = importance(self.space, model, "l2")
         self.constraints = Constraints(self.space, self.space.costs, [f"flops={args.budget}"])
-        self.healed = self.scorer(args.steps)
         self.cut = self.scorer(0)
+        self.judge = self.scorer(args.steps) if args.steps else self.cut
 
     def scorer(self, steps: int) -> CutScorer:
         healing = Healing(
             steps=steps,
-            optimisation=Optimisation(epochs=1, lr=self.args.lr, weight_decay=5e-4, bf16=not self.args.quick),
+            optimisation=Optimisation(epochs=1, lr=self.args.lr, weight_decay=5e-4, bf16=self.args.device != "cpu"),
             distillation=Distillation(alpha=0.9, temperature=4.0),
+            calibration=self.args.calibration,
             seed=self.args.seed,
         )
         return CutScorer(
-            self.space, self.model, self.scores, self.train, self.images.val, Task.classification(),
+            self.space, self.model, self.scores, self.train, self.val, Task.classification(),
             teacher=self.model, healing=healing,
         )  # fmt: skip
 
@@ -90,7 +95,7 @@ class Ours:
         config = SearchConfig(
             choose="log-width", evaluations=args.evaluations, population=args.population, seed=args.seed
         )
-        result = search(self.space, self.healed, [f"flops={args.budget}"], config=config, initial=first)
+        result = search(self.space, self.judge, [f"flops={args.budget}"], config=config, initial=first)
         assert result.best is not None
         top = best_of(result.trials, "flops")
         assert top is not None
@@ -111,10 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--population", type=int, default=16)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--calibration", type=int, default=4, help="training batches for batch norm's statistics")
+    parser.add_argument("--images", type=int, default=5000, help="held-out images to score on")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
     args = parser.parse_args(arguments)
-    images = Images.synthetic("cpu") if args.quick else Images.cifar10(args.data, "cuda")
+    args.device = "cpu" if args.quick else args.device
+    images = Images.synthetic(args.device) if args.quick else Images.cifar10(args.data, args.device)
     start = time.perf_counter()
     ours = Ours(args, images)
     known = ours.rules_of_thumb()
@@ -139,11 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     opinions = {}
     for name, widths in {**{f"bcnet-{n}": w for n, w in chosen.items()}, **others}.items():
-        opinions[name] = {"cut": -ours.cut.score(widths), "steps": -ours.healed.score(widths)}
+        opinions[name] = {
+            "cut": -ours.cut.score(widths),
+            **({"steps": -ours.judge.score(widths)} if args.steps else {}),
+        }
         print(name, {key: round(value, 4) for key, value in opinions[name].items()}, flush=True)
     facts = {
-        "provenance": provenance("cpu" if args.quick else "cuda"),
-        "settings": {key: getattr(args, key) for key in ("groups", "evaluations", "population", "steps", "lr", "seed")},
+        "provenance": provenance(args.device),
+        "settings": {key: getattr(args, key) for key in SETTINGS},
         "seconds": seconds,
         "trials": trials,
         "opinions": opinions,
