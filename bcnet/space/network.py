@@ -54,13 +54,15 @@ def trace(
     graph = capture(model, example, output=output)
     state = _state(model)
     used = {id(state[name]) for name in graph.used}
-    unused = any(isinstance(p, nn.Parameter) and id(p) not in used for p in state.values())
+    unused = any(p.dim() and id(p) not in used for p in state.values())
     training = None
     if unused:  # a layer for training only; what cannot be captured there stays as it is
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
     coupling = couple(graph, state, ignore, training, _kernels(model))
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to), init, output)
+    if unused:
+        space.learn_training(training)
     if check:
         self_check(space)
     return space
@@ -119,6 +121,13 @@ class NetworkSpace(WidthSpace):
         }
         self._attributes = find_attributes(model, self.slots)
         self._own_class: bool | None = None
+        self._trains_otherwise = False
+
+    def learn_training(self, graph: Capture | None) -> None:
+        """The network has layers for training only, whose ``graph`` says which attributes hold sizes there."""
+        self._trains_otherwise = True
+        if graph is not None and self.coupling.training is not None:
+            self._attributes = find_attributes(self.model, [*self.slots, *slots(graph, self.coupling.training)])
 
     def units(self, widths: ArrayLike) -> list[int]:
         """Widths (L,) in units of their variables; widths beyond ``l`` are fine here (a supernet's total)."""
@@ -248,6 +257,9 @@ class NetworkSpace(WidthSpace):
             self.copy_weights(own, widths, self.model)
             found = own.eval()(*args, **kwargs)
             found = self.output(found) if self.graph.adapted else found
+            if self._trains_otherwise:
+                with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
+                    own.train()(*args, **kwargs)
         except Exception as error:
             return (str(error).splitlines() or [type(error).__name__])[0][:160]
         pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
