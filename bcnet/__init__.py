@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bcnet.api import Result, slim
     from bcnet.errors import BcnetError
-    from bcnet.recipe import Recipe
-    from bcnet.saved import load
+    from bcnet.run.recipe import Recipe
+    from bcnet.run.serialization import load
+    from bcnet.run.slim import Result, slim
     from bcnet.space.network import trace
     from bcnet.supernet.supernet import Supernet
-    from bcnet.task import Task
+    from bcnet.training.task import Task
 
 _PLACES = {
     "BcnetError": "bcnet.errors",
-    "Recipe": "bcnet.recipe",
-    "Result": "bcnet.api",
+    "Recipe": "bcnet.run.recipe",
+    "Result": "bcnet.run.slim",
     "Supernet": "bcnet.supernet.supernet",
-    "Task": "bcnet.task",
-    "load": "bcnet.saved",
-    "slim": "bcnet.api",
+    "Task": "bcnet.training.task",
+    "load": "bcnet.run.serialization",
+    "slim": "bcnet.run.slim",
     "trace": "bcnet.space.network",
 }
 

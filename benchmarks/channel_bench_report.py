@@ -5,7 +5,7 @@
 
 ``--add`` takes experiments into the JSON, ``--tried`` those on the way to the recipe, ``--stand-in`` and ``--readings``
 what ``try`` and ``read`` of benchmarks/recipe_proxy.py wrote. With the tables it also writes the predictors, the
-noise ceiling and the width law of all experiments, as it is fitted now.
+noise ceiling and the log-width model of all experiments, as it is fitted now.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 
 from bcnet.bench.correlation import correlations
 from bcnet.bench.predictors import PREDICTORS, predicted
-from bcnet.bench.rank import added, by_law
+from bcnet.bench.rank import added, by_log_width
 from bcnet.bench.table import ChannelBench
-from bcnet.provenance import origin
+from bcnet.utils.provenance import origin
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PRINTED = {
@@ -51,7 +51,7 @@ def predictors(folder: Path) -> dict[str, Any]:
 
 
 def add_law(data: dict[str, Any], folder: Path) -> None:
-    """The width law of all experiments, as it is fitted now.
+    """The log-width model of all experiments, as it is fitted now.
 
     All widths were scored once each, so the law of the scores is that of their additive part, which `effects` has.
     """
@@ -59,7 +59,7 @@ def add_law(data: dict[str, Any], folder: Path) -> None:
     for r in (*data["experiments"], *data["tried"]):
         held_out, table = r["held_out"], tables[r["space"]]
         if "effects" in held_out:
-            held_out["law"] = by_law(added(held_out["effects"], table.widths), table, np.arange(len(table)))
+            held_out["law"] = by_log_width(added(held_out["effects"], table.widths), table, np.arange(len(table)))
 
 
 FAN_OUT = ("e27ea6b", "315dc73")
@@ -170,7 +170,7 @@ def stand_in(data: dict[str, Any]) -> list[str]:
         "peak rate to `head` / features.",
         "That matters from a few hundred features on, so it was found last: runs above whose settings name no `head`",
         "trained classifiers of 1,024 (MobileNet) and 512 (ResNet) features at rates too high for them.",
-        "The last lines have the width law, which was seen in the released tables and only then tried here.",
+        "The last lines have the log-width model, which was seen in the released tables and only then tried here.",
         "",
         "| setting | mean accuracy | mean loss | Kendall | additive | law | by loss | law by loss | Pearson by loss |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -286,11 +286,11 @@ def page(data: dict[str, Any]) -> str:
             lines += ["", f"Not run yet: {', '.join(missing)}."]
         ours = [r for r in data["experiments"] if r["space"] == space and r["method"] == "bcv2"]
         reached = max(r["kendall"] for r in ours)
-        by_law = max(_at(r, "held_out", "law", "kendall") for r in ours)
+        by_log_width = max(_at(r, "held_out", "law", "kendall") for r in ours)
         verdict = "reached" if reached >= GOALS[space] else "not reached"
-        also = "reached" if by_law >= GOALS[space] else "not reached"
+        also = "reached" if by_log_width >= GOALS[space] else "not reached"
         lines += ["", f"The goal for `bcv2` is Kendall {GOALS[space]}: {verdict} by scores (best {reached:.3f}),"]
-        lines += [f"{also} by the law (best {by_law:.3f})."]
+        lines += [f"{also} by the law (best {by_log_width:.3f})."]
         lines.append("")
     for part, section in (("stand_in", stand_in), ("readings", readings), ("tried", tried)):
         if data.get(part):

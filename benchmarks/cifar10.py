@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bcnet import stages
-from bcnet.provenance import provenance
-from bcnet.recipe import HEAD, Recipe
-from bcnet.run import Run, facts
+from bcnet.run import stages
+from bcnet.run.recipe import HEAD, Recipe
+from bcnet.run.session import Run, facts
 from bcnet.search.config import CHOICES
+from bcnet.utils.provenance import provenance
 
 BUDGETS = ("146M", "44M")
 NETWORKS = ("uniform", "balanced", "random", "found", "published")
@@ -71,7 +71,7 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
         base=args.base,
         round_to=args.round_to,
         budgets=[f"flops={budget}"],
-        strategy={"extremes": args.extremes},
+        sampling={"extremes": args.extremes},
         supernet={**asdict(paper.supernet), "bf16": args.bf16, **SUPERNET, **dict(args.supernet)},
         search={"evaluations": args.evaluations, "choose": args.choose},
         retrain={**asdict(paper.retrain), "bf16": args.bf16, **RETRAIN, **dict(args.retrain)},
@@ -101,14 +101,14 @@ def collected(runs: Path, origin: dict[str, Any]) -> dict[str, Any]:
     rows = []
     for place in sorted(runs.iterdir()):
         run = Run(place, "cpu")
-        couple = run.read("couple")
+        traced = run.read("trace")
         row: dict[str, Any] = {"budget": run.recipe.budgets[0], "seed": run.recipe.seed, "networks": {}}
-        row["variables"] = [[v["name"], v["candidates"][-1]] for v in couple["variables"]]
-        row["full"] = couple["costs"]["full"]
+        row["variables"] = [[v["name"], v["candidates"][-1]] for v in traced["variables"]]
+        row["full"] = traced["costs"]["full"]
         if run.done("train"):
             row["supernet"] = {k: v for k, v in run.read("train").items() if k != "version"}
         if run.done("search"):
-            kept = ("best", "ranked_by", "law", "evaluations", "supernet", "prior", "notes", "seconds")
+            kept = ("best", "ranked_by", "log_width", "evaluations", "supernet", "prior", "notes", "seconds")
             row["search"] = {k: run.read("search")[k] for k in kept}
         for name in NETWORKS:
             if run.done(f"retrain/{name}"):
@@ -140,7 +140,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--supernet", type=setting, nargs="*", default=[], help=f"settings other than {SUPERNET}")
     parser.add_argument("--extremes", type=float, default=0.5)
     parser.add_argument("--evaluations", type=int, default=480)
-    parser.add_argument("--choose", choices=CHOICES, default="law")
+    parser.add_argument("--choose", choices=CHOICES, default="log-width")
     parser.add_argument("--retrain", type=setting, nargs="*", default=[], help=f"settings other than {RETRAIN}")
     parser.add_argument("--random-networks", type=int, default=20)
     parser.add_argument("--random-epochs", type=int, default=1)
@@ -157,8 +157,8 @@ def opened(args: argparse.Namespace, budget: str, seed: int) -> Run:
     if not run.done("run"):
         settings = recipe(args, budget, seed)
         Run.create(run.folder, settings, facts([], settings, args.device))
-    if not run.done("couple"):
-        stages.couple(run)
+    if not run.done("trace"):
+        stages.trace_network(run)
     return run
 
 

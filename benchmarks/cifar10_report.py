@@ -2,7 +2,7 @@
 
     python benchmarks/cifar10_report.py [FILE] [--rates FILE ...]
 
-docs/results/cifar10-by-score.json is from before there was a width law; the page has its accuracies too.
+docs/results/cifar10-by-score.json is from before there was a log-width model; the page has its accuracies too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import pearsonr
 
-from bcnet.provenance import origin
+from bcnet.utils.provenance import origin
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 BY_SCORE = RESULTS / "cifar10-by-score.json"
@@ -147,7 +147,9 @@ def supernet_table(runs: list[Run]) -> list[str]:
 
 def foretold(budget: str, runs: list[Run]) -> list[str]:
     """How well the law of each search foretells the accuracies of all networks retrained at its budget."""
-    laws = [(run["seed"], run["search"]["law"]["gains"]) for run in runs if run.get("search", {}).get("law")]
+    searches = [(run["seed"], run.get("search", {})) for run in runs]
+    fits = [(seed, found.get("log_width") or found.get("law")) for seed, found in searches]  # now, and its name then
+    laws = [(seed, fit["gains"]) for seed, fit in fits if fit]
     over: dict[tuple[int, ...], list[float]] = {}
     for run in (run for run in runs if "uniform" in run["networks"]):
         for name, network in run["networks"].items():
@@ -212,9 +214,10 @@ def warmup(training: dict[str, Any]) -> str:
 
 def chosen(recipe: dict[str, Any]) -> str:
     """Which widths were taken; results that do not say are from before there was a law."""
-    if recipe["search"].get("choose") == "law":
-        return "the choice of the width law was taken."
-    return "the best score was taken, as the [width law](search.md#by-score-or-by-law) came after this was measured."
+    if recipe["search"].get("choose") in ("law", "log-width"):  # its name then, and now
+        return "the choice of the log-width model was taken."
+    link = "[log-width model](search.md#by-score-or-by-law)"
+    return f"the best score was taken, as the {link} came after this was measured."
 
 
 def rates(data: dict[str, Any]) -> list[str]:
@@ -247,7 +250,8 @@ def settings(data: dict[str, Any]) -> list[str]:
         f"  here but the published one; {trained['epochs']} epochs of",
         f"  {50_000 - held:,.0f} images in batches of {r['loading']['batch_size']}, four paths a step, SGD with a",
         f"  cosine from {trained['lr']} to {trained['final_lr']}{warmup(trained)}, weight decay",
-        f"  {trained['weight_decay']}. {extremes(r['strategy'])}One supernet serves both budgets of a seed.",
+        f"  {trained['weight_decay']}. {extremes(r.get('sampling') or r['strategy'])}"
+        "One supernet serves both budgets of a seed.",
         f"- **Search**: evolution from the prior, {r['search']['evaluations']} widths scored on the other {held:,.0f}",
         f"  training images by {'loss' if by_loss(runs[0]) else 'accuracy'} (mean of both sides, batch statistics);",
         f"  {chosen(r)} Test images were not looked at.",

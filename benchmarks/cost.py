@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from bcnet.bench.spaces import get_space
-from bcnet.provenance import provenance
-from bcnet.sources import zoo_space
+from bcnet.models.load import zoo_space
+from bcnet.utils.provenance import provenance
 
 REPEATS = 50
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "cost.json"

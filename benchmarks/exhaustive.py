@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bcnet.accel.enumeration.score_all import AllScores, Options, score_all
 from bcnet.errors import BcnetError
-from bcnet.provenance import provenance
+from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.space.network import trace
-from bcnet.supernet.exhaustive import AllScores, Options, score_all
 from bcnet.supernet.supernet import Supernet
-from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
+from bcnet.utils.provenance import provenance
 
 NETWORKS = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
 Batches = list[tuple[Tensor, Tensor]]

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bcnet.provenance import origin
+from bcnet.utils.provenance import origin
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 GOALS = {"exhaustive-cpu": "10 times", "exhaustive-mobilenet": "25 s", "exhaustive-resnet": "60 s"}

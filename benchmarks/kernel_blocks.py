@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from triton.testing import do_bench
 
-from bcnet.supernet.fused import kernels
-from bcnet.supernet.fused.values import Affine, Rows, Window
+from bcnet.accel.kernels import fused as kernels
+from bcnet.accel.kernels.values import Affine, Rows, Window
 
 BLOCKS = {
     "reduce": [(32, 64, 4), (64, 64, 4), (16, 128, 4), (32, 128, 4), (64, 32, 4), (32, 64, 8), (16, 64, 4)],

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from bcnet.provenance import provenance
+from bcnet.utils.provenance import provenance
 
 COMMAND = [sys.executable, "-m", "bcnet", "run"]
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from scipy.stats import kendalltau
 
-from bcnet.provenance import provenance
-from bcnet.space.latency import measure_latency, measure_networks
+from bcnet.latency.table import measure_networks, measure_table
+from bcnet.latency.timing import TimingConfig
+from bcnet.models import MODELS, build
 from bcnet.space.network import trace
-from bcnet.space.timing import TimingConfig
-from bcnet.zoo import MODELS, build
+from bcnet.utils.provenance import provenance
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "latency.json"
 NETWORKS = 20
@@ -33,7 +33,7 @@ def measure(model: str, device: str, config: TimingConfig) -> dict[str, Any]:
     example = torch.randn(2, *MODELS[model].input_shape, device=device)
     space = trace(build(model).to(device).eval(), example, groups=20, round_to=8)
     start = time.perf_counter()
-    table = measure_latency(space, config)
+    table = measure_table(space, config)
     seconds = time.perf_counter() - start
     count = NETWORKS // 4 if config.backend == "onnxruntime" else NETWORKS
     widths = space.sample(np.random.default_rng(1), count)

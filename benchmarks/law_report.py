@@ -1,4 +1,4 @@
-"""The sections of docs/results/search.md on the width law: what widths are worth, and searches that it decides."""
+"""The sections of docs/results/search.md on the log-width model: what widths are worth, and what it chooses."""
 
 from __future__ import annotations
 

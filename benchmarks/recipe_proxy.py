@@ -33,17 +33,17 @@ from torch import Tensor, nn
 
 from bcnet.bench.spaces import MOBILENET
 from bcnet.data.cifar10 import read_cifar10
-from bcnet.optim import Optimisation
-from bcnet.provenance import provenance
-from bcnet.retrain import Retraining, retrain
-from bcnet.search.law import WidthLaw
+from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
+from bcnet.search.predictors.log_width import LogWidthModel
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths
-from bcnet.supernet.evaluate import Evaluator, Scores
-from bcnet.supernet.strategy import METHODS
+from bcnet.supernet.paths import METHODS
+from bcnet.supernet.scoring import Evaluator, Scores
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import SupernetTraining, train_supernet
-from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
+from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training.optim import Optimisation
+from bcnet.training.retraining import Retraining, retrain
+from bcnet.utils.provenance import provenance
 
 FULL = {"mobilenet": (16, 96, 96, 96, 32, 192, 128), "resnet": (32, 32, 32, 64, 64, 64, 64)}
 FEATURES = {"mobilenet": 6, "resnet": 4}
@@ -158,7 +158,7 @@ def attempt(args: argparse.Namespace) -> None:
                 add(args.out, {"setting": setting, "reading": reading, **figures, **provenance()})
                 print(reading, figures, flush=True)
             continue
-        found = Evaluator(net, scored(held_out, 2000)).score(widths)
+        found = Evaluator(net, scored(held_out, 2000)).measure(widths)
         row = {
             "setting": setting,
             "networks": len(rows),
@@ -174,17 +174,19 @@ def attempt(args: argparse.Namespace) -> None:
 
 def compared(found: Scores, truth: NDArray[np.float64], widths: NDArray[np.int64]) -> dict[str, float]:
     """Correlations with networks trained alone; ``additive`` scores are fitted without interactions of variables,
-    ``law`` is the width law of the scores."""
+    ``law`` is the log-width model of the scores."""
     levels = np.concatenate([column[:, None] == np.unique(column) for column in widths.T], 1).astype(float)
     additive = levels @ np.linalg.lstsq(levels, found.score, rcond=None)[0]
 
-    def by_law(scores: NDArray[np.float64]) -> float:
-        return float(kendalltau(WidthLaw.fit(widths, scores, MOBILENET.layer_counts).predict(widths), truth).statistic)
+    def by_log_width(scores: NDArray[np.float64]) -> float:
+        return float(
+            kendalltau(LogWidthModel.fit(widths, scores, MOBILENET.layer_counts).predict(widths), truth).statistic
+        )
 
     return {
         "kendall_additive": float(kendalltau(additive, truth).statistic),
-        "kendall_law": by_law(found.score),
-        "kendall_law_by_loss": by_law(-found.loss),
+        "kendall_law": by_log_width(found.score),
+        "kendall_law_by_loss": by_log_width(-found.loss),
         **correlated(found.score, found.loss, truth),
         "pearson_by_loss": float(pearsonr(-found.loss, truth).statistic),
     }
@@ -200,7 +202,7 @@ def readings(
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Ways to score ``widths`` (n, L), and the correlations of each with ``truth`` (n,)."""
     for batch in (SCORED // 32, SCORED // 8, SCORED // 2, SCORED):
-        found = Evaluator(net, scored(held_out, batch)).score(widths)
+        found = Evaluator(net, scored(held_out, batch)).measure(widths)
         yield f"both sides, batches of {batch}", correlated(found.score, found.loss, truth)
     for side, name in enumerate(net.sides):
         score, loss = (found.by_side[measure][:, side] for measure in ("score", "loss"))
@@ -226,8 +228,8 @@ def supernet(setting: str, train: Images) -> Supernet:
     of, _, name = head.rpartition("/")
     given = {key: float(value) for key, value in (text.split("=") for text in more)}
     method, seed = METHODS[name], int(given.get("seed", 0))
-    sandwich = bool(given.get("sandwich", method.strategy.sandwich))
-    strategy = replace(method.strategy, extremes=given.get("extremes", 0.0), sandwich=sandwich)
+    sandwich = bool(given.get("sandwich", method.sampling.sandwich))
+    strategy = replace(method.sampling, extremes=given.get("extremes", 0.0), sandwich=sandwich)
     kept: dict[str, Any] = {key: given[key] for key in ("lr", "warmup", "head", "weight_decay", "ema") if key in given}
     recipe = Optimisation(epochs=int(given.get("epochs", 6)), **kept)
     torch.manual_seed(seed)

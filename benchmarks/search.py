@@ -32,14 +32,23 @@ from numpy.typing import NDArray
 
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
-from bcnet.provenance import provenance
-from bcnet.search import Limits, LossLog, SearchConfig, SearchResult, TrialStore, WidthLaw, prior_population, search
-from bcnet.search.program import PriorProgram
-from bcnet.search.surrogate import Surrogate
+from bcnet.models import MODELS, build
+from bcnet.search import (
+    Constraints,
+    LogWidthModel,
+    LossLog,
+    SearchConfig,
+    SearchResult,
+    TrialStore,
+    prior_population,
+    search,
+)
+from bcnet.search.predictors.surrogate import Surrogate
+from bcnet.search.prior.program import PriorProgram
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable, candidates
-from bcnet.zoo import MODELS, build
+from bcnet.utils.provenance import provenance
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "search.json"
 SPACES, BUDGETS = ("mobilenet", "resnet"), (25, 50, 75)
@@ -161,8 +170,11 @@ def supernets_case(
     flops = table.costs["flops"]
     inside = flops <= percent / 100 * flops.max()
     judges = {"regret": table.mean, "denoised": denoised(table)}
-    limits = Limits(space, space.costs, [f"flops={percent}%"])
-    unsearched = {"uniform": space.decode(limits.uniform_index()), "balanced": WidthLaw.balanced(space).best(limits)}
+    constraints = Constraints(space, space.costs, [f"flops={percent}%"])
+    unsearched = {
+        "uniform": space.decode(constraints.uniform_index()),
+        "balanced": LogWidthModel.balanced(space).best(constraints),
+    }
     found: dict[str, list[Any]] = {name: [widths] for name, widths in unsearched.items()}
     for by, sign in (("accuracy", 1), ("loss", -1)):
         scores = np.empty(len(at))
@@ -173,7 +185,7 @@ def supernets_case(
             return float(scores[space.index(widths)])
 
         for seed in range(SUPERNET_SEEDS):
-            config = SearchConfig(seed=seed, evaluations=evaluations, choose="law")
+            config = SearchConfig(seed=seed, evaluations=evaluations, choose="log-width")
             result = search(space, score, [f"flops={percent}%"], config=config)
             assert result.best is not None
             found.setdefault(by, []).append(found_after(result, evaluations - 1))  # before the law's
@@ -190,7 +202,7 @@ def supernets(folder: Path, only: list[str]) -> dict[str, Any]:
     law = {}
     for space in SPACES:
         table = ChannelBench.load(space, folder)
-        balanced = table.correlate(WidthLaw.balanced(table.space).predict(table.widths))
+        balanced = table.correlate(LogWidthModel.balanced(table.space).predict(table.widths))
         law[space] = {**alone(table), "balanced": balanced["kendall"], "ceiling": table.ceiling()["kendall"]}
     return {"evaluations": SUPERNET_EVALUATIONS, "seeds": SUPERNET_SEEDS, "law": law, "cases": cases}
 
@@ -281,13 +293,13 @@ def population(folder: Path, only: list[str]) -> dict[str, Any]:
     tables = {space: ChannelBench.load(space, folder) for space in SPACES}
     for space, percent, seed in product(SPACES, BUDGETS, range(SEEDS)):
         table, rng = tables[space], np.random.default_rng([seed, 9])
-        limits = Limits(table.space, table.space.costs, [f"flops={percent}%"])
+        constraints = Constraints(table.space, table.space.costs, [f"flops={percent}%"])
         index = rng.integers(0, len(table), 1000)
         losses = 100 - table.acc[index, rng.integers(0, 3, 1000)] + rng.normal(0, 0.5, 1000)
         log = LossLog(table.space, table.widths[index], losses)
-        prior, report = prior_population(limits, log.errors(), 40, rng)
-        paper = prior_population(limits, log.errors(top=100), 40, rng)[0]
-        populations = {"prior": prior, "paper": paper, "random": limits.sample(rng, 40)[0]}
+        prior, report = prior_population(constraints, log.errors(), 40, rng)
+        paper = prior_population(constraints, log.errors(top=100), 40, rng)[0]
+        populations = {"prior": prior, "paper": paper, "random": constraints.sample(rng, 40)[0]}
         accuracies = {k: table.mean[table.space.index(widths)].tolist() for k, widths in populations.items()}
         rows.append({"space": space, "percent": percent, "seed": seed, **accuracies, "report": report.to_dict()})
     return {"rows": rows}

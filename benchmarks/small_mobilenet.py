@@ -19,21 +19,21 @@ import numpy as np
 import torch
 from recipe_proxy import Images, accuracy_alone, add, known, load
 
-from bcnet.optim import Optimisation
-from bcnet.provenance import provenance
-from bcnet.recipe import HEAD
-from bcnet.search import Limits, SearchConfig, WidthLaw, best_of, search
+from bcnet.models import MODELS, build
+from bcnet.run.recipe import HEAD
+from bcnet.search import Constraints, LogWidthModel, SearchConfig, best_of, search
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.supernet.evaluate import Evaluator
-from bcnet.supernet.strategy import METHODS, Strategy
+from bcnet.supernet.paths import METHODS, PathSampling
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import SupernetTraining, train_supernet
-from bcnet.zoo import MODELS, build
+from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training.optim import Optimisation
+from bcnet.utils.provenance import provenance
 
 MODEL, SCORED, EVALUATIONS = "mobilenetv2_cifar", 2000, 240
 SUPERNET = Optimisation(epochs=10, lr=0.4, warmup=1, weight_decay=5e-4, head=HEAD)
 ALONE = Optimisation(epochs=10, lr=0.2, warmup=1, weight_decay=5e-4, head=HEAD)
-STRATEGY = Strategy(extremes=0.5)
+STRATEGY = PathSampling(extremes=0.5)
 
 
 def small_space() -> NetworkSpace:
@@ -54,17 +54,21 @@ def searched(net: Supernet, held_out: Images, budget: str, by: str, seed: int) -
     """What the search takes by score and by law, and uniform and balanced widths, with what the supernet gives."""
     evaluator = Evaluator(net, [(held_out.x[:SCORED], held_out.y[:SCORED])], by=by)
     space = net.space
-    config = SearchConfig(evaluations=EVALUATIONS, seed=seed, choose="law")
-    result = search(space, lambda widths: evaluator(widths), [budget], config=config)
+    config = SearchConfig(evaluations=EVALUATIONS, seed=seed, choose="log-width")
+    result = search(space, evaluator, [budget], config=config)
     best = best_of(result.trials[:-1], "flops")
     assert best is not None
     assert result.best is not None
-    limits = Limits(space, space.costs, [budget])
-    unsearched = {"balanced": WidthLaw.balanced(space).best(limits), "uniform": limits.uniform()}
+    constraints = Constraints(space, space.costs, [budget])
+    unsearched = {"balanced": LogWidthModel.balanced(space).best(constraints), "uniform": constraints.uniform()}
     networks = {"score": best.widths, "law": result.best.widths}
     networks |= {name: tuple(int(c) for c in widths) for name, widths in unsearched.items()}
     return {
-        name: {"widths": widths, "supernet": evaluator(np.array(widths)), "flops": int(space.costs["flops"](widths)[0])}
+        name: {
+            "widths": widths,
+            "supernet": evaluator.score(np.array(widths)),
+            "flops": int(space.costs["flops"](widths)[0]),
+        }
         for name, widths in networks.items()
     }
 

@@ -26,12 +26,12 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bcnet.provenance import provenance
+from bcnet.accel.fused_step import FusedEngine
+from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.space.network import trace
-from bcnet.supernet.fused import FusedEngine, PlainEngine
 from bcnet.supernet.gradients import PathGradients
 from bcnet.supernet.supernet import Supernet
-from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
+from bcnet.utils.provenance import provenance
 
 NETWORKS = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
 GOALS_MS = {"mobilenet": 9.0, "resnet": 14.0}
@@ -71,6 +71,22 @@ def four_paths(net: Supernet, rng: np.random.Generator) -> list[Any]:
     pairs = zip(net.space.variables, widths.tolist(), strict=True)
     other = np.array([net.principle.complement(v, w) for v, w in pairs])
     return [(w, side) for w in (widths, other) for side in ("left", "right")]
+
+
+class PlainEngine:
+    """Autograd through the supernet, one path at a time, so that only one path's activations are held."""
+
+    def __init__(self, net: Any, autocast: bool = False):
+        self.net, self.autocast = net, autocast
+
+    def step(self, x: Any, y: Any, paths: Any, weights: Any = None, smoothing: float = 0) -> Any:
+        losses = []
+        for (widths, side), weight in zip(paths, weights or [1 / len(paths)] * len(paths), strict=True):
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
+                loss = F.cross_entropy(self.net(x, widths, side), y, label_smoothing=smoothing)
+            (loss * weight).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses)
 
 
 class JointEngine(PlainEngine):
@@ -273,7 +289,7 @@ def show_cuda(results: dict[str, Any], networks: list[str]) -> None:
 
 
 def cpu_network(name: str) -> Any:
-    from bcnet.zoo.mobilenet import mobilenetv2_cifar
+    from bcnet.models.mobilenet import mobilenetv2_cifar
 
     return NETWORKS[name]() if name in NETWORKS else mobilenetv2_cifar()
 
@@ -345,7 +361,7 @@ def memory_cpu(name: str, batch: int) -> dict[str, float]:
 
 
 def on_cpu(args: argparse.Namespace, results: dict[str, Any]) -> None:
-    from bcnet.supernet.allocator import tune_allocator
+    from bcnet.training.allocator import tune_allocator
 
     torch.set_num_threads(args.threads)
     results["device"] = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bcnet.bench import ChannelBench, kendall
-from bcnet.provenance import provenance
+from bcnet.utils.provenance import provenance
 
 REPEATS = 5
 QUERIES = 1_000_000

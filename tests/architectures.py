@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from bcnet import zoo
+from bcnet import models as zoo
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, groups: int = 1) -> nn.Sequential:

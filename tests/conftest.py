@@ -9,7 +9,7 @@ import torch
 from hypothesis import settings
 from traced import space_of
 
-from bcnet.sources import Source
+from bcnet.models.load import LoadedModel
 
 settings.register_profile("bcnet", deadline=None, derandomize=True)
 settings.load_profile("bcnet")
@@ -27,4 +27,4 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network is traced once for all tests."""
-    monkeypatch.setattr(Source, "space", space_of)
+    monkeypatch.setattr(LoadedModel, "space", space_of)

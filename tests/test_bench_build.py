@@ -10,10 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from heard import Heard
 
 from bcnet.bench.build import BuildConfig, build_table
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
+from bcnet.training.optim import Optimisation
+from bcnet.utils.progress import Figures, Listener
 
 NET = """
 from torch import nn
@@ -38,9 +40,9 @@ def config(tmp_path: Path) -> BuildConfig:
 
 
 def test_a_table_is_built_resumed_and_readable(config: BuildConfig, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    table = build_table(config, tmp_path / "a", lambda done, all_: seen.append((done, all_)))
-    assert seen[-1] == (8, 8)
+    heard = Heard()
+    table = build_table(config, tmp_path / "a", heard)
+    assert heard.ended["training networks"]
     assert table.acc.shape == (4, 2)
     lines = (tmp_path / "a" / "results.jsonl").read_text().splitlines()
     rows = {(r["widths"], r["seed"]): r["best"] for r in map(json.loads, lines[1:])}
@@ -49,9 +51,9 @@ def test_a_table_is_built_resumed_and_readable(config: BuildConfig, tmp_path: Pa
     # A run stopped after three results, the fourth cut short, ends with the same table.
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "results.jsonl").write_text("\n".join(lines[:4]) + "\n" + lines[4][:10])
-    resumed: list[int] = []
-    again = build_table(config, tmp_path / "b", lambda done, all_: resumed.append(done))
-    assert resumed == [4, 5, 6, 7, 8]
+    heard = Heard()
+    again = build_table(config, tmp_path / "b", heard)
+    assert heard.steps["training networks"] == [4, 5, 6, 7, 8]
     assert (again.acc == table.acc).all()
 
     with pytest.raises(BcnetError, match="belongs to a build of other settings: choose another folder"):
@@ -61,20 +63,21 @@ def test_a_table_is_built_resumed_and_readable(config: BuildConfig, tmp_path: Pa
 def test_a_killed_worker_is_replaced(config: BuildConfig, tmp_path: Path) -> None:
     killed: list[int] = []
 
-    def kill_a_worker(done: int, _: int) -> None:
-        if done == 2 and not killed:
-            workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
-            killed.append(workers[0].pid)
-            os.kill(workers[0].pid, signal.SIGKILL)
+    class KillAWorker(Listener):
+        def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+            if done == 2 and not killed:
+                workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+                killed.append(workers[0].pid)
+                os.kill(workers[0].pid, signal.SIGKILL)
 
-    table = build_table(config, tmp_path / "c", kill_a_worker)
+    table = build_table(config, tmp_path / "c", KillAWorker())
     assert killed
     assert len((tmp_path / "c" / "results.jsonl").read_text().splitlines()) == 9
     assert (table.acc > 0).all()
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(BcnetError, match=r"^engine is 'threads', but it must be processes or ray$"):
-        BuildConfig("zoo:digits_cnn", "digits", engine="threads")
+    with pytest.raises(BcnetError, match=r"^executor is 'threads', but it must be processes or ray$"):
+        BuildConfig("zoo:digits_cnn", "digits", executor="threads")
     with pytest.raises(BcnetError, match=r"^a table needs at least 1 seed and 1 worker$"):
         BuildConfig("zoo:digits_cnn", "digits", seeds=0)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import terminal
 import torch
+from heard import Heard
 
 from bcnet.bench import ChannelBench
 from bcnet.bench.correlation import correlations
@@ -18,11 +19,10 @@ from bcnet.bench.rank import RankConfig, bench_space, rank
 from bcnet.bench.tas import _stretch
 from bcnet.data import LoadOptions, load_data
 from bcnet.errors import BcnetError
-from bcnet.search import WidthLaw
-from bcnet.supernet import checkpoint
-from bcnet.supernet.evaluate import Evaluator
-from bcnet.supernet.loop import Progress
+from bcnet.search import LogWidthModel
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
+from bcnet.training import checkpoint
 
 NET = """
 from torch import nn
@@ -83,9 +83,8 @@ def test_every_method_trains_and_ranks_with_four_paths_a_step(
 def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: ChannelBench, tmp_path: Path) -> None:
     """The stored scores correlate as reported, and are what one-by-one scoring of the stored supernet gives."""
     parts = data()
-    steps: list[Progress] = []
-    counts: list[tuple[int, int]] = []
-    report = rank(config, parts, table, "cpu", tmp_path, steps.append, lambda *done: counts.append(done))
+    heard = Heard()
+    report = rank(config, parts, table, "cpu", tmp_path, heard)
     folder = tmp_path / config.name
     stored = np.load(folder / "scores.npz")
     assert stored["held_out_accuracy"].shape == (2, len(table))
@@ -101,19 +100,19 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     levels = np.stack([table.widths[:, i] == c for i in range(2) for c in np.unique(table.widths[:, i])], 1)
     fitted = levels @ np.linalg.lstsq(levels, mean, rcond=None)[0]
     assert report["held_out"]["additive"] == pytest.approx(correlations(fitted, table.mean), abs=1e-3)
-    law = WidthLaw.fit(table.widths, stored["held_out_accuracy"].mean(0), table.space.layer_counts)
-    told = report["held_out"]["law"]
-    expected = correlations(law.predict(table.widths), table.mean)
+    model = LogWidthModel.fit(table.widths, stored["held_out_accuracy"].mean(0), table.space.layer_counts)
+    told = report["held_out"]["log_width"]
+    expected = correlations(model.predict(table.widths), table.mean)
     assert {k: told[k] for k in expected} == pytest.approx(expected, abs=1e-3)
     assert set(told["regret"]) == set(report["held_out"]["regret"])
-    assert len(steps) == len(parts.train)
-    assert {done / total for done, total in counts} >= {1.0}
+    assert len(heard.steps[config.name]) == len(parts.train)
+    assert all(heard.ended[f"{config.name}, {part} images"] for part in ("held out", "test"))
     assert (folder / "scatter.svg").read_text().count("<circle") == len(table)
 
     net = Supernet(bench_space(config), "bcv2")
     net.load_state_dict(checkpoint.unpack(*checkpoint.load(folder / "checkpoints"))["net"])
     rows = [0, 5, 15]
-    scores = Evaluator(net, list(parts.val.batches(0))).score(table.widths[rows])
+    scores = Evaluator(net, list(parts.val.batches(0))).measure(table.widths[rows])
     np.testing.assert_allclose(scores.by_side["score"], stored["held_out_accuracy"][:, rows].T, atol=1e-4)
     np.testing.assert_allclose(scores.by_side["loss"], stored["held_out_loss"][:, rows].T, rtol=1e-4)
 
@@ -126,15 +125,11 @@ def test_a_finished_experiment_is_read_and_a_stopped_one_goes_on(
     whole = rank(mine, data(), table, "cpu", tmp_path / "whole")
     assert rank(mine, data(), table, "cpu", tmp_path / "whole") == whole
 
-    def stop(state: Progress) -> None:
-        if state.step == 13:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        rank(mine, data(), table, "cpu", tmp_path / "stopped", stop)
-    seen: list[int] = []
-    resumed = rank(mine, data(), table, "cpu", tmp_path / "stopped", lambda state: seen.append(state.step))
-    assert seen[0] == 14
+        rank(mine, data(), table, "cpu", tmp_path / "stopped", Heard(stop_at=13))
+    heard = Heard()
+    resumed = rank(mine, data(), table, "cpu", tmp_path / "stopped", heard)
+    assert heard.steps[mine.name][0] == 14
     assert resumed["held_out"] == whole["held_out"]
 
 

@@ -14,7 +14,7 @@ from traced import space_of
 
 from bcnet.bench import MOBILENET, RESNET, BenchSpace, ChannelBench, get_space
 from bcnet.bench.spaces import quadratic
-from bcnet.sources import load_model
+from bcnet.models.load import load_model
 from bcnet.space.widths import WidthVariable
 
 

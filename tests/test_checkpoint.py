@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from bcnet.errors import BcnetError
-from bcnet.supernet.checkpoint import exists, load, save
+from bcnet.training.checkpoint import exists, load, save
 
 
 def names(folder: Path) -> list[str]:
@@ -100,7 +100,7 @@ def failing(monkeypatch: Any, number: int) -> None:
 
     def opened(path: Any, mode: str = "r", *rest: Any, **more: Any) -> Any:
         file = original(path, mode, *rest, **more)
-        if "x" not in mode:
+        if "w" not in mode:
             return file
 
         class Full:
@@ -135,10 +135,14 @@ FULL = "no space is left for a checkpoint in {}: free some and resume, the check
         ),
         (
             errno.EROFS,
-            "checkpoints cannot be written to {} (Read-only file system): choose a folder you may write to",
+            "cannot write a checkpoint in {} (Read-only file system): choose a folder you may write to",
         ),
-        (errno.EACCES, "checkpoints cannot be written to {} (Permission denied): choose a folder you may write to"),
-        (errno.EIO, "a checkpoint could not be written to {} (Input/output error): the one before it is kept"),
+        (errno.EACCES, "cannot write a checkpoint in {} (Permission denied): choose a folder you may write to"),
+        (
+            errno.EIO,
+            "cannot write a checkpoint in {} (Input/output error): mend that and resume, "
+            "the checkpoint before it is kept",
+        ),
     ],
 )
 def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: Any, number: int, message: str) -> None:
@@ -154,7 +158,9 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: Any, number: int, mess
 
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BcnetError, match=r"^a checkpoint could not be written to .*file \(File exists\): the one"):
+    with pytest.raises(
+        BcnetError, match=r"^cannot write a checkpoint in .*file \(Not a directory\): mend that and resume"
+    ):
         save(tmp_path / "file", {}, {})
     with pytest.raises(BcnetError, match=r"^there is no checkpoint in"):
         load(tmp_path / "file")
@@ -275,7 +281,7 @@ def test_state_that_is_no_json(tmp_path: Path) -> None:
 
 SAVE_FOREVER = """
 import sys, torch
-from bcnet.supernet.checkpoint import save
+from bcnet.training.checkpoint import save
 for step in range(1, 1_000_000):
     save(sys.argv[1], {"w": torch.full((50_000,), float(step))}, {"step": step})
     print(step, flush=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcnet.errors import BcnetError
-from bcnet.supernet.checkpoint import load, pack, random_states, restore_random_states, save, unpack
+from bcnet.training.checkpoint import load, pack, random_states, restore_random_states, save, unpack
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

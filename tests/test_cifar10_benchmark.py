@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bcnet.recipe import Recipe
+from bcnet.run.recipe import Recipe
 
 
 def script(name: str) -> ModuleType:
@@ -44,7 +44,7 @@ def run(seed: int, scores: dict[str, float]) -> dict[str, Any]:
             "seconds": 5.0,
         },
         "networks": {name: network(score, 43.9e6) for name, score in scores.items()},
-        "recipe": Recipe.read("mobilenetv2_cifar").changed(strategy={"extremes": 0.5}).to_dict(),
+        "recipe": Recipe.read("mobilenetv2_cifar").changed(sampling={"extremes": 0.5}).to_dict(),
     }
 
 
@@ -153,10 +153,10 @@ def test_the_trainings_take_other_settings() -> None:
     given = [module.setting(text) for text in ("epochs=3", "lr=0.2")]
     args = Namespace(
         data="digits", val_fraction=0.1, batch=64, groups=4, base=1, round_to=8, extremes=0.0, supernet=given,
-        bf16=False, evaluations=10, choose="law", retrain=[("ema", 0.9)], random_networks=2, random_epochs=1,
+        bf16=False, evaluations=10, choose="log-width", retrain=[("ema", 0.9)], random_networks=2, random_epochs=1,
     )  # fmt: skip
     recipe = module.recipe(args, "44M", 1)
     assert (recipe.supernet.epochs, recipe.supernet.lr) == (3, 0.2)
-    assert (recipe.search.evaluations, recipe.search.choose, recipe.rank_by) == (10, "law", "score")
+    assert (recipe.search.evaluations, recipe.search.choose, recipe.rank_by) == (10, "log-width", "score")
     assert recipe.supernet.weight_decay == module.SUPERNET["weight_decay"]
     assert (recipe.retrain.epochs, recipe.retrain.ema) == (module.RETRAIN["epochs"], 0.9)

@@ -12,7 +12,7 @@ import pytest
 from terminal import answer, cells, run, shell
 from test_zoo import golden_widths
 
-from bcnet import zoo
+from bcnet import models as zoo
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "data" / "golden_widths.json"
 LISTED = "`bcnet models` lists all"
@@ -42,7 +42,7 @@ def test_models_need_no_torch() -> None:
     code = "import sys; from bcnet.cli import app; app(['models'], standalone_mode=False); print(sorted(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert "│ efficientnet_b0_imagenet │ 3x224x224 │        24 │" in out
-    assert "'bcnet.zoo.registry'" in out
+    assert "'bcnet.models.registry'" in out
     assert "'torch'" not in out
 
 

@@ -16,8 +16,8 @@ import tinyrun
 import yaml
 from terminal import run
 
-from bcnet.recipe import Recipe, names
-from bcnet.run import Run
+from bcnet.run.recipe import Recipe, names
+from bcnet.run.session import Run
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,7 +81,7 @@ def test_json_for_machines(finished: Any) -> None:
     folder, _ = finished
     answer = json.loads(run("run", "--resume", str(folder), "--json").stdout)
     assert answer["run"] == str(folder)
-    assert answer["done"] == ["couple", "train", "search", "retrain", "compare", "export", "report"]
+    assert answer["done"] == ["trace", "train", "search", "retrain", "compare", "export", "report"]
     assert answer["report"] == str(folder / "report.html")
     assert [row["name"] for row in answer["networks"]] == ["full", "uniform", "found"]
     assert {"score", "costs", "latency_ms", "widths"} <= set(answer["networks"][0])
@@ -89,8 +89,8 @@ def test_json_for_machines(finished: Any) -> None:
 
 def test_stages_alone(recipe_file: Path, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
-    first = run("run", "--recipe", str(recipe_file), "--out", folder, "--until", "couple")
-    assert first.stdout.strip() == f"couple is done: {folder}"
+    first = run("run", "--recipe", str(recipe_file), "--out", folder, "--until", "trace")
+    assert first.stdout.strip() == f"trace is done: {folder}"
     for stage in ("train", "search"):
         result = run(stage, folder)
         assert result.exit_code == 0, result.stderr
@@ -107,7 +107,7 @@ def test_stages_alone(recipe_file: Path, tmp_path: Path) -> None:
 def test_options_change_the_recipe(recipe_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["--budget", "flops=40%", "--budget", "params=90%", "--seed", "3", "--set", "supernet.epochs=1"]
-    more = ["--set", "compare=[uniform]", "--set", "distillation.alpha=0.25", "--until", "couple"]
+    more = ["--set", "compare=[uniform]", "--set", "distillation.alpha=0.25", "--until", "trace"]
     result = run("run", "--recipe", str(recipe_file), "--out", str(folder), *arguments, *more)
     assert result.exit_code == 0, result.stderr
     recipe = Run.open(folder).recipe
@@ -120,13 +120,13 @@ def test_options_change_the_recipe(recipe_file: Path, tmp_path: Path) -> None:
 def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_file: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        result = run("run", "--recipe", str(recipe_file), "--until", "couple")
-        assert result.stdout.strip() == f"couple is done: runs/tiny-{number}"
+        result = run("run", "--recipe", str(recipe_file), "--until", "trace")
+        assert result.stdout.strip() == f"trace is done: runs/tiny-{number}"
 
 
 def test_with_nothing_said_it_is_the_digits(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert run("run", "--out", str(folder), "--until", "couple").exit_code == 0
+    assert run("run", "--out", str(folder), "--until", "trace").exit_code == 0
     assert Run.open(folder).recipe == Recipe.read("digits")
 
 

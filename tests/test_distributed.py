@@ -15,7 +15,7 @@ import two_processes
 from safetensors.torch import load_file
 
 from bcnet.errors import BcnetError
-from bcnet.supernet import checkpoint, distributed
+from bcnet.training import checkpoint, distributed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

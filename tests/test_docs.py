@@ -32,9 +32,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from traced import space_of
 
 import bcnet
-import bcnet.api
-from bcnet.run import PYTHON
-from bcnet.sources import Source
+import bcnet.run.slim
+from bcnet.models.load import LoadedModel
+from bcnet.run.session import PYTHON
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
@@ -74,8 +74,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CHANNEL_BENCH_DIR", str(TABLES))
     monkeypatch.setattr(bcnet, "slim", _small_slim, raising=False)
-    traced = Source.space
-    monkeypatch.setattr(Source, "space", lambda s, **o: (traced if s.spec == PYTHON else space_of)(s, **o))
+    traced = LoadedModel.space
+    monkeypatch.setattr(LoadedModel, "space", lambda s, **o: (traced if s.spec == PYTHON else space_of)(s, **o))
     monkeypatch.delitem(sys.modules, "net", raising=False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # these networks are too small for more
@@ -118,7 +118,7 @@ def _names() -> dict[str, Any]:
 def _small_slim(*arguments: Any, recipe: dict[str, Any] | None = None, **options: Any) -> Any:
     given = recipe or {}
     small = {group: {**given.get(group, {}), **keys} for group, keys in SMALL.items()}
-    return bcnet.api.slim(*arguments, recipe={**given, **small}, progress=False, **options)
+    return bcnet.run.slim.slim(*arguments, recipe={**given, **small}, progress=False, **options)
 
 
 def _write_photos(folder: Path) -> None:

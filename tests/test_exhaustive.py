@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bcnet.accel.enumeration.allocations import Allocations
+from bcnet.accel.enumeration.score_all import AllScores, Options, score_all
 from bcnet.errors import BcnetError
+from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
+from bcnet.models.digits_cnn import digits_cnn
 from bcnet.space.network import trace
-from bcnet.supernet.allocations import Allocations
-from bcnet.supernet.exhaustive import AllScores, Options, score_all
 from bcnet.supernet.supernet import Supernet
-from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
-from bcnet.zoo.digits import digits_cnn
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -16,8 +16,9 @@ pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
 
 PRELUDE = """
 import numpy as np, torch
-from bcnet.supernet import gpu_depthwise, gpu_fold
-from bcnet.supernet import gpu_kernels as kernels
+from bcnet.accel.kernels import enum_depthwise as gpu_depthwise
+from bcnet.accel.kernels import enum_fold as gpu_fold
+from bcnet.accel.kernels import enum_norm as kernels
 torch.manual_seed(0)
 torch.set_num_threads(1)
 def norm(y, weight, bias):
@@ -90,10 +91,10 @@ def test_whole_network(network: str) -> None:
     """Maps of 3x3 pixels are pooled apart, those of 2x2 with the product; the last network adds before its head."""
     check(f"""
 from bcnet.space.network import trace
-from bcnet.supernet.exhaustive import Options, score_all
+from bcnet.accel.enumeration.score_all import Options, score_all
 from bcnet.supernet.supernet import Supernet
-from bcnet.zoo.channel_bench import channel_bench_mobilenet
-from bcnet.zoo.digits import digits_cnn
+from bcnet.models.channel_bench import channel_bench_mobilenet
+from bcnet.models.digits_cnn import digits_cnn
 model, x = {network}
 net = Supernet(trace(model, x, groups=2), "bcv2")
 for parameter in net.parameters():

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import bcnet
-import bcnet.export
+import bcnet.run.export
 from bcnet.errors import BcnetError
-from bcnet.export import OnnxNetwork, export_run, to_onnx, to_pt2
-from bcnet.recipe import Recipe
-from bcnet.run import Run, facts
+from bcnet.run.export import OnnxNetwork, export_run, to_onnx, to_pt2
+from bcnet.run.recipe import Recipe
+from bcnet.run.session import Run, facts
 from bcnet.space.network import trace
 
 
@@ -130,7 +130,7 @@ def test_missing_onnxruntime(run, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(bcnet.export.importlib, "import_module", missing)
+    monkeypatch.setattr(bcnet.run.export.importlib, "import_module", missing)
     with pytest.raises(BcnetError) as error:
         export_run(run, "onnx")
     assert str(error.value) == 'onnx is not installed: pip install "bcnet[onnx]"'

@@ -8,19 +8,20 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from bcnet.accel.fused_step import FusedEngine, choose, choose_engine
+from bcnet.accel.fused_step.program import Unsupported, compile_program
+from bcnet.accel.kernels import reference
 from bcnet.data.source import LoaderSource
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
+from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.supernet import fused
-from bcnet.supernet.fused import FusedEngine, PlainEngine, get_engine, reference
-from bcnet.supernet.fused.program import Unsupported, compile_program
-from bcnet.supernet.strategy import METHODS
+from bcnet.supernet.paths import METHODS
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import SupernetTraining, train_supernet
-from bcnet.zoo.channel_bench import channel_bench_mobilenet, channel_bench_resnet
+from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training.optim import Optimisation
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "mobilenet": lambda: channel_bench_mobilenet((8, 23, 16, 24, 12, 20, 15)),
@@ -48,7 +49,24 @@ def make(network: str, principle: str = "bcv2") -> Supernet:
     return net
 
 
-def gradients(net: Supernet, engine: PlainEngine | FusedEngine, paths: list) -> tuple[torch.Tensor, dict]:
+class Autograd:
+    """The step as autograd computes it, one path at a time."""
+
+    def __init__(self, net: Supernet):
+        self.net = net
+
+    def step(
+        self, x: torch.Tensor, y: torch.Tensor, paths: list, weights: list[float], smoothing: float
+    ) -> torch.Tensor:
+        losses = []
+        for (widths, side), weight in zip(paths, weights, strict=True):
+            loss = F.cross_entropy(self.net(x, widths, side), y, label_smoothing=smoothing)
+            (loss * weight).backward()
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+
+def gradients(net: Supernet, engine: Autograd | FusedEngine, paths: list) -> tuple[torch.Tensor, dict]:
     rng = torch.Generator().manual_seed(1)
     x, y = torch.randn(3, 3, 16, 16, generator=rng), torch.randint(0, 10, (3,), generator=rng)
     net.zero_grad(set_to_none=True)
@@ -63,7 +81,7 @@ def test_losses_and_gradients_are_those_of_autograd(network: str, principle: str
     net = make(network, principle)
     first, second = net.space.sample(np.random.default_rng(0), 2)
     paths = [(first, "left"), (second, "right"), (first, "right"), (net.space.max, "left")]
-    losses, expected = gradients(net, PlainEngine(net), paths)
+    losses, expected = gradients(net, Autograd(net), paths)
     engine = FusedEngine(net, kernels=reference, dtype=torch.float32, together=together)
     found_losses, found = gradients(net, engine, paths)
     torch.testing.assert_close(found_losses, losses)
@@ -90,8 +108,8 @@ def test_gradients_are_added_to_those_that_are_there() -> None:
 def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training takes the fused engine with the reference kernels in float32."""
     engine = partial(FusedEngine, kernels=reference, dtype=torch.float32)
-    monkeypatch.setattr(fused, "why_not_fused", lambda net: "")
-    monkeypatch.setattr(fused, "FusedEngine", engine)
+    monkeypatch.setattr(choose, "_why_not_here", lambda net: "")
+    monkeypatch.setattr(choose, "FusedEngine", engine)
 
 
 @pytest.mark.usefixtures("fused_on_cpu")
@@ -103,9 +121,10 @@ def test_training_is_the_same_with_both_engines(method: str) -> None:
     for bf16, engine in ((False, "plain, not fused: it computes in bf16, which was not asked for"), (True, "fused")):
         net = make("mobilenet", METHODS[method].principle)
         recipe = Optimisation(epochs=2, lr=0.01, label_smoothing=0.1, weight_decay=1e-4, bf16=bf16)
-        training = SupernetTraining(METHODS[method].strategy, recipe)
-        trained = train_supernet(net, LoaderSource(data), training)
-        assert trained.engine == engine
+        training = SupernetTraining(METHODS[method].sampling, recipe)
+        choice = choose_engine(net, bf16=bf16)
+        assert choice.words == engine
+        trained = train_supernet(net, LoaderSource(data), training, engine=choice.engine)
         nets.append(net)
         logs.append(trained.history)
     np.testing.assert_allclose(logs[0], logs[1], rtol=1e-4)
@@ -116,28 +135,23 @@ def test_training_is_the_same_with_both_engines(method: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({}, "it computes in bf16, which was not asked for"),
-        ({"bf16": True}, "it is on cpu, not on cuda"),
+        ({"bf16": False}, "it computes in bf16, which was not asked for"),
+        ({"own_task": True}, "the task is one of your own"),
+        ({}, "it is on cpu, not on cuda"),
     ],
 )
-def test_a_forced_engine_says_why_it_cannot_train(settings: dict, reason: str) -> None:
-    training = SupernetTraining(optimisation=Optimisation(epochs=1, **settings), engine="fused")
+def test_the_choice_of_engine_is_explained(settings: dict, reason: str) -> None:
+    net = make("mobilenet")
+    assert choose_engine(net, **settings) == (None, f"plain, not fused: {reason}")
+    assert choose_engine(net, "plain", **settings) == (None, "plain, as asked for")
     with pytest.raises(BcnetError) as error:
-        train_supernet(make("mobilenet"), LoaderSource([(torch.zeros(2, 3, 16, 16), torch.zeros(2).long())]), training)
+        choose_engine(net, "fused", **settings)
     assert str(error.value) == f"the fused engine cannot train this: {reason}; use the plain engine"
 
 
-def test_the_choice_of_engine_is_explained() -> None:
-    net = make("mobilenet")
-    engine = get_engine(net)
-    assert (engine.name, engine.reason) == ("plain", "it is on cpu, not on cuda")
+def test_an_unknown_engine() -> None:
     with pytest.raises(BcnetError) as error:
-        get_engine(net, "fused")
-    assert str(error.value) == (
-        "the fused engine cannot run this network: it is on cpu, not on cuda; use the plain engine"
-    )
-    with pytest.raises(BcnetError) as error:
-        get_engine(net, "fast")
+        choose_engine(make("mobilenet"), "fast")
     assert str(error.value) == "engine is 'fast', but it must be auto, plain or fused"
 
 

@@ -18,11 +18,11 @@ PRELUDE = """
 import numpy as np, torch
 from torch import nn
 from bcnet.space.network import trace
-from bcnet.supernet import gpu_conv
-from bcnet.supernet.exhaustive import Options, score_all
-from bcnet.supernet.gpu_kernels import matrix
+from bcnet.accel.kernels import enum_conv as gpu_conv
+from bcnet.accel.enumeration.score_all import Options, score_all
+from bcnet.accel.kernels.enum_norm import matrix
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.walk import Walker
+from bcnet.accel.enumeration.walker import Walker
 torch.manual_seed(0)
 torch.set_num_threads(1)
 gpu_conv.IMAGES, gpu_conv.WIDTH = 16, 32

@@ -13,8 +13,8 @@ import tinyrun
 from terminal import run
 from torch import nn
 
-from bcnet.run import Run
-from bcnet.space import latency
+from bcnet.latency import table as latency
+from bcnet.run.session import Run
 
 
 class Pretended:
@@ -47,7 +47,7 @@ def test_a_run_holds_its_latency_budget(tmp_path: Path, pretended: None) -> None
     again = Run(finished.folder)
     cost = again.costs["latency"]
     limit = 0.6 * int(cost(again.full)[0])
-    assert finished.read("couple")["budgets"][0]["limit"] == pytest.approx(limit)
+    assert finished.read("trace")["budgets"][0]["limit"] == pytest.approx(limit)
     best = finished.read("search")["best"]
     assert best["costs"]["latency"] == int(cost(np.array(best["widths"]))[0]) <= limit
     for row in finished.read("compare")["networks"]:
@@ -61,17 +61,17 @@ def test_a_run_holds_its_latency_budget(tmp_path: Path, pretended: None) -> None
 
 
 def test_a_run_without_such_a_budget_measures_no_layers(tmp_path: Path) -> None:
-    begun = tinyrun.work(tinyrun.create(tmp_path), until="couple")
+    begun = tinyrun.work(tinyrun.create(tmp_path), until="trace")
     assert not begun.done("latency")
     assert "latency" not in begun.costs
 
 
 def test_a_resumed_run_keeps_the_table(tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = tinyrun.work(tinyrun.create(tmp_path, budgets=["latency=60%"]), until="couple")
-    first = begun.read("couple")["budgets"]
-    begun.path("couple.json").unlink()
+    begun = tinyrun.work(tinyrun.create(tmp_path, budgets=["latency=60%"]), until="trace")
+    first = begun.read("trace")["budgets"]
+    begun.path("trace.json").unlink()
     monkeypatch.setattr(Pretended, "_weights", lambda *_: 5.0)
-    assert tinyrun.work(Run(begun.folder), until="couple").read("couple")["budgets"] == first
+    assert tinyrun.work(Run(begun.folder), until="trace").read("trace")["budgets"] == first
 
 
 def test_an_impossible_latency_is_refused_and_leaves_the_folder_free(tmp_path: Path, pretended: None) -> None:
@@ -95,5 +95,5 @@ def test_widths_of_a_run_are_rounded(tmp_path: Path) -> None:
     result = run("run", "--recipe", str(path), "--out", str(out), "--set", "round_to=4", "--until", "search")
     assert result.exit_code == 0, result.stderr
     folder = Run.open(out)
-    assert [v["candidates"] for v in folder.read("couple")["variables"]] == [[4, 8], [4, 8]]
+    assert [v["candidates"] for v in folder.read("trace")["variables"]] == [[4, 8], [4, 8]]
     assert all(width % 4 == 0 for width in folder.read("search")["best"]["widths"])

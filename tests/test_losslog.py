@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcnet.errors import BcnetError
-from bcnet.supernet.losslog import LossLog
+from bcnet.supernet.loss_log import LossLog
 
 STEPS = st.lists(st.lists(st.floats(0.125, 8, width=32), min_size=1, max_size=4), min_size=1, max_size=30)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bcnet.errors import BcnetError
-from bcnet.optim import Average, Optimisation, make_optimizer, set_rate
+from bcnet.training.optim import Average, Optimisation, make_optimizer, set_rate
 
 
 def test_cosine_falls_from_lr_to_final_lr() -> None:

@@ -17,13 +17,13 @@ import tinyrun
 import torch
 from torch import nn
 
+from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
-from bcnet.pipeline import STAGES, run_stages
-from bcnet.recipe import Recipe
-from bcnet.run import Run
-from bcnet.search import TrialStore, WidthLaw
-from bcnet.supernet.evaluate import Evaluator
-from bcnet.supernet.losslog import LossLog
+from bcnet.run.pipeline import STAGES, run_stages
+from bcnet.run.recipe import Recipe
+from bcnet.run.session import Run
+from bcnet.search import LogWidthModel, TrialStore
+from bcnet.supernet.loss_log import LossLog
 from bcnet.supernet.supernet import Supernet
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("finished")
     notes = tinyrun.Notes()
     run = tinyrun.work(tinyrun.create(folder), listener=notes)
-    assert notes.stages == ["couple", "train", "search", "retrain", "compare"]
+    assert notes.stages == ["trace", "train", "search", "retrain", "compare"]
     return run
 
 
@@ -46,16 +46,16 @@ def test_the_folder_holds_every_result(finished: Run) -> None:
     assert facts["command"] == ["test"]
     assert facts["seed"] == 0
     assert facts["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    couple = run.read("couple")
-    assert [v["name"] for v in couple["variables"]] == ["0", "3"]
-    assert couple["widths"]["full"] == [8, 8]
-    assert couple["budgets"][0]["limit"] == couple["costs"]["full"]["flops"] / 2
+    traced = run.read("trace")
+    assert [v["name"] for v in traced["variables"]] == ["0", "3"]
+    assert traced["widths"]["full"] == [8, 8]
+    assert traced["budgets"][0]["limit"] == traced["costs"]["full"]["flops"] / 2
     train = run.read("train")
     assert [row["epoch"] for row in train["history"]] == [1, 2]
     assert train["paths"] == 4 * train["steps"]
     found = run.read("search")
     assert found["evaluations"] == 12
-    assert found["best"]["costs"]["flops"] <= couple["budgets"][0]["limit"]
+    assert found["best"]["costs"]["flops"] <= traced["budgets"][0]["limit"]
     assert not run.path("checkpoints").exists()
 
 
@@ -70,7 +70,7 @@ def test_the_search_used_the_prior_and_every_trial_is_stored(finished: Run) -> N
 
 def test_the_supernet_of_the_folder_gives_the_scores_of_the_search(finished: Run) -> None:
     torch.set_num_threads(1)
-    score = Evaluator(finished.supernet(), finished.data.val.batches(0), finished.task)
+    score = SharedEvaluator(finished.supernet(), finished.data.val.batches(0), finished.task).score
     found = finished.read("search")
     assert found["ranked_by"] == "score"
     assert score(found["best"]["widths"]) == found["best"]["score"]
@@ -81,9 +81,9 @@ def test_the_law_of_all_scores_chose(finished: Run) -> None:
     found = finished.read("search")
     with TrialStore(finished.path("trials.sqlite")) as store:
         *others, last = store.trials()
-    law = WidthLaw.fit([t.widths for t in others], [t.score for t in others])
-    assert found["law"]["gains"] == pytest.approx(law.gains.tolist())
-    assert found["best"]["widths"] == law.best(finished.limits).tolist() == list(last.widths)
+    model = LogWidthModel.fit([t.widths for t in others], [t.score for t in others])
+    assert found["log_width"]["gains"] == pytest.approx(model.gains.tolist())
+    assert found["best"]["widths"] == model.best(finished.constraints).tolist() == list(last.widths)
 
 
 def test_front_shows_what_was_chosen(finished: Run) -> None:
@@ -96,7 +96,7 @@ def test_a_search_by_loss_that_takes_the_best_score(tmp_path: Path) -> None:
     run = tinyrun.create(tmp_path, rank_by="loss", search={**tinyrun.SETTINGS["search"], "choose": "score"})
     run_stages(run, until="search")
     found = run.read("search")
-    assert (found["ranked_by"], found["law"]) == ("loss", None)
+    assert (found["ranked_by"], found["log_width"]) == ("loss", None)
     with TrialStore(run.path("trials.sqlite")) as store:
         assert found["best"]["score"] == max(t.score for t in store.trials() if t.feasible and t.score is not None) < 0
 
@@ -120,7 +120,7 @@ def test_networks_come_back_with_their_weights(finished: Run) -> None:
 def test_the_comparison_has_a_row_for_every_network(finished: Run) -> None:
     rows = {row["name"]: row for row in finished.read("compare")["networks"]}
     assert list(rows) == ["full", "uniform", "found"]
-    limit = finished.read("couple")["budgets"][0]["limit"]
+    limit = finished.read("trace")["budgets"][0]["limit"]
     assert rows["uniform"]["costs"]["flops"] <= limit
     assert rows["found"]["costs"]["flops"] <= limit
     assert all(row["latency_ms"] > 0 and row["scored_on"] == "test" for row in rows.values())
@@ -172,13 +172,13 @@ def test_random_and_distillation(tmp_path: Path) -> None:
     tinyrun.work(run)
     assert run.read("retrain")["networks"] == ["full", "balanced", "random", "found"]
     balanced = run.read("retrain/balanced")["widths"]
-    assert run.limits.feasible(np.array([balanced]))[0]
-    assert balanced == WidthLaw.balanced(run.space).best(run.limits).tolist()
+    assert run.constraints.feasible(np.array([balanced]))[0]
+    assert balanced == LogWidthModel.balanced(run.space).best(run.constraints).tolist()
     random = run.read("retrain/random")
     assert len(random["tried"]) == 2
     best = max(random["tried"], key=lambda row: row["score"])
     assert random["widths"] == best["widths"]
-    assert all(run.cost_of(row["widths"])["flops"] <= run.limits.budgets[0].limit for row in random["tried"])
+    assert all(run.cost_of(row["widths"])["flops"] <= run.constraints.budgets[0].limit for row in random["tried"])
 
 
 def test_a_wider_network_is_searched_around_the_given_one(tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_a_wider_network_is_searched_around_the_given_one(tmp_path: Path) -> Non
     tinyrun.work(run, until="search")
     assert run.space.max.tolist() == [12, 12]
     assert run.full.tolist() == [8, 8]
-    full = run.read("couple")["costs"]["full"]["flops"]
-    assert run.read("couple")["budgets"][0]["limit"] == pytest.approx(full)
+    full = run.read("trace")["costs"]["full"]["flops"]
+    assert run.read("trace")["budgets"][0]["limit"] == pytest.approx(full)
     assert run.read("search")["best"]["costs"]["flops"] <= full
     assert [m.out_channels for m in run.fresh(np.array([10, 9])) if isinstance(m, nn.Conv2d)] == [10, 9]
 
@@ -227,15 +227,15 @@ def test_a_folder_with_something_in_it_is_left_alone(finished: Run, tmp_path: Pa
 
 
 def test_damaged_results_are_named(tmp_path: Path) -> None:
-    run = tinyrun.work(tinyrun.create(tmp_path), until="couple")
-    path = run.path("couple.json")
+    run = tinyrun.work(tinyrun.create(tmp_path), until="trace")
+    path = run.path("trace.json")
     path.write_text("{")
     with pytest.raises(BcnetError) as caught:
-        run.read("couple")
+        run.read("trace")
     assert str(caught.value) == f"{path} is damaged: remove it and resume the run"
     path.write_text(json.dumps({"version": 99}))
     with pytest.raises(BcnetError) as caught:
-        run.read("couple")
+        run.read("trace")
     assert str(caught.value) == f"{path} has format version 99, but this bcnet reads 1"
     with pytest.raises(BcnetError) as caught:
         run.read("search")
@@ -254,10 +254,10 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         patch.setattr(os, "fsync", full)
         with pytest.raises(BcnetError) as caught:
             tinyrun.work(run)
-    sentence = f"no space is left in {run.folder}: free some and resume, what is there is kept"
+    sentence = f"no space is left for {run.folder}: free some and resume, what is there is kept"
     assert str(caught.value) == sentence
     assert sorted(p.name for p in run.folder.iterdir()) == ["lock", "recipe.yaml", "run.json"]
-    tinyrun.work(run, until="couple")
+    tinyrun.work(run, until="trace")
 
 
 def test_an_unknown_stage_is_refused(finished: Run) -> None:
@@ -296,7 +296,7 @@ def test_an_impossible_budget_is_refused_before_training(tmp_path: Path) -> None
     run = tinyrun.create(tmp_path, budgets=["flops=1"])
     with pytest.raises(BcnetError, match=r"^budget flops=1 is impossible: the smallest network of this space costs "):
         tinyrun.work(run)
-    assert not run.done("couple")
+    assert not run.done("trace")
 
 
 def test_memory_that_ends_while_scoring_halves_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,10 +335,10 @@ class Fixed(nn.Module):
     )
     notes = tinyrun.Notes()
     run = tinyrun.create(tmp_path, model=f"{tmp_path / 'fixed.py'}:Fixed")
-    tinyrun.work(run, until="couple", listener=notes)
+    tinyrun.work(run, until="trace", listener=notes)
     assert len(notes.notes) == 1
     assert notes.notes[0].startswith("Fixed itself does not run at other widths")
-    assert run.read("couple")["own_class"] is False
+    assert run.read("trace")["own_class"] is False
 
 
 def test_killed_twice_a_run_ends_the_same(finished: Run, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_killed_twice_a_run_ends_the_same(finished: Run, tmp_path: Path) -> None
 import os, signal, sys
 sys.path.insert(0, "tests")
 import tinyrun
-from bcnet.run import Listener, Run
+from bcnet.run.session import Listener, Run
 
 class Kill(Listener):
     left = int(sys.argv[2])

@@ -10,14 +10,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bcnet import zoo
+from bcnet import models as zoo
 from bcnet.data import LoadOptions
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
-from bcnet.recipe import FOLDER, Prior, Recipe, names
-from bcnet.retrain import Distillation, RandomBaseline
+from bcnet.run.recipe import FOLDER, Prior, Recipe, names
 from bcnet.search import SearchConfig
-from bcnet.supernet.strategy import METHODS, Strategy
+from bcnet.supernet.paths import METHODS, PathSampling
+from bcnet.training.optim import Optimisation
+from bcnet.training.retraining import Distillation, RandomBaseline
 
 LEAST = {"model": "zoo:digits_cnn", "data": "digits"}
 
@@ -39,7 +39,7 @@ def test_defaults_are_one_sound_recipe() -> None:
     milestones=st.lists(st.integers(1, 500), max_size=3, unique=True).map(sorted),
     budgets=st.lists(st.sampled_from(["flops=50%", "params=3M", "latency=4ms"]), min_size=1, unique=True),
     method=st.sampled_from(sorted(METHODS)),
-    strategy=st.none() | st.builds(Strategy, draws=st.integers(1, 5), sides=st.sampled_from(["both", "left"])),
+    sampling=st.none() | st.builds(PathSampling, draws=st.integers(1, 5), sides=st.sampled_from(["both", "left"])),
     distillation=st.none() | st.builds(Distillation, st.floats(0, 1), st.floats(0.1, 20)),
     prior=st.none() | st.builds(Prior, st.integers(1, 500), st.floats(0, 0.99)),
     crop=st.none() | st.integers(0, 8),
@@ -88,7 +88,7 @@ def test_a_changed_recipe_is_checked() -> None:
         ("supernet: {bf16: perhaps}", "supernet.bf16 is 'perhaps', but it must be true or false"),
         ("supernet: {schedule: cos}", "supernet.schedule is 'cos', but it must be 'cosine', 'step' or 'exponential'"),
         ("supernet: 3", "supernet is 3, but it must be a group of settings, `key: value`"),
-        ("strategy: {draws: 0}", "strategy.draws is 0, but a step needs at least 1 width"),
+        ("sampling: {draws: 0}", "sampling.draws is 0, but a step needs at least 1 width"),
         ("distillation: {alpha: 2}", "distillation.alpha is 2.0, but it must lie in 0..1"),
         ("distillation: {temperature: 0}", "distillation.temperature is 0.0, but it must be positive"),
         ("random: {networks: 0}", "random.networks is 0, but it must be at least 1"),
@@ -162,7 +162,7 @@ def test_every_recipe_is_in_order(name: str) -> None:
     assert model in zoo.MODELS
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
     assert name == "digits" or recipe.supernet.head == recipe.retrain.head == 0  # the paper's have plain rates
-    assert recipe.search.choose == ("law" if name == "digits" else "score")  # the paper takes the best score
+    assert recipe.search.choose == ("log-width" if name == "digits" else "score")  # the paper takes the best score
     assert set(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())) <= set(Recipe.model_fields)
 
 
@@ -183,5 +183,5 @@ def test_the_papers_settings() -> None:
 
 def test_groups_of_settings_are_the_programs_own_classes() -> None:
     recipe = Recipe.parse({**LEAST, "search": {"strategy": "greedy"}, "random": {"networks": 3}})
-    assert recipe.search == SearchConfig(strategy="greedy", choose="law")
+    assert recipe.search == SearchConfig(strategy="greedy", choose="log-width")
     assert recipe.random == RandomBaseline(networks=3)

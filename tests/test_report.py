@@ -13,7 +13,8 @@ from report_example import example
 
 import bcnet.report.page
 from bcnet.errors import BcnetError
-from bcnet.report import Figures, ReportData, charts, render, words, write_report
+from bcnet.report import Figures, ReportData, charts, render, words
+from bcnet.run.report import report_data, write_report
 from bcnet.search import Budget
 
 
@@ -114,20 +115,20 @@ def test_losses_of_a_supernet_are_drawn_downwards():
 
 def test_law_shows_what_every_width_is_worth():
     data = example(variables=3, gains=(0.01, 0.03, 0.0))
-    (bars,) = charts.law(data, data.gains)["data"]
+    (bars,) = charts.log_width(data, data.gains)["data"]
     assert bars["y"] == [1.0, 3.0, 0.0]
     assert bars["customdata"] == ["layer0.conv&lt;1&gt;", "layer1.conv&lt;1&gt;", "layer2.conv&lt;1&gt;"]
     page = render(data)
     assert "Doubling layer1.conv&lt;1&gt; adds most." in page
-    assert "The widths chosen are those that the width law of all 300 scores holds best" in page
-    by_loss = charts.law(example(variables=3, gains=data.gains, ranked_by="loss"), data.gains)
+    assert "The widths chosen are those that the log-width model of all 300 scores holds best" in page
+    by_loss = charts.log_width(example(variables=3, gains=data.gains, ranked_by="loss"), data.gains)
     assert by_loss["data"][0]["y"] == [0.01, 0.03, 0.0]
     assert by_loss["layout"]["yaxis"]["title"]["text"] == "loss saved by twice the width"
 
 
 def test_a_search_without_a_law_shows_none():
     data = example(gains=None)
-    assert "law" not in charts.all_charts(data)
+    assert "log-width" not in charts.all_charts(data)
     assert "What a width is worth" not in render(data)
 
 
@@ -196,7 +197,7 @@ def finished(tmp_path_factory):
 
 
 def test_data_of_a_run(finished):
-    data = ReportData.from_run(finished.folder)
+    data = report_data(finished.folder)
     assert data.model.endswith("tiny.py:tiny")
     assert data.metric == "accuracy"
     assert data.found.widths == tuple(finished.read("search")["best"]["widths"])

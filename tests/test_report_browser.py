@@ -26,7 +26,7 @@ FLAGS = [
     "--disable-sync",
 ]
 ARTIFACTS = Path(__file__).parents[1] / "artifacts"
-CHARTS = ("retained", "front", "progress", "law", "supernet-curve", "retrain-curve", "fairness", "costs")
+CHARTS = ("retained", "front", "progress", "log-width", "supernet-curve", "retrain-curve", "fairness", "costs")
 VIEWS = {
     "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from bcnet.data import from_loaders
 from bcnet.data.source import LoaderSource, Source
 from bcnet.errors import BcnetError
-from bcnet.supernet import checkpoint
-from bcnet.supernet.train import train_supernet
-from bcnet.task import Task
+from bcnet.supernet.training import train_supernet
+from bcnet.training import checkpoint
+from bcnet.training.task import Task
 
 ALL = toy.EPOCHS * toy.STEPS
 

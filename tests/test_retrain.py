@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from bcnet.data import DeviceData, LoadOptions
 from bcnet.data.source import Data
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
-from bcnet.retrain import Distillation, RandomBaseline, Retraining, evaluate, retrain, train_random
-from bcnet.supernet import checkpoint
-from bcnet.supernet.loop import Progress
-from bcnet.task import Task
+from bcnet.training import checkpoint
+from bcnet.training.loop import Progress
+from bcnet.training.optim import Optimisation
+from bcnet.training.retraining import Distillation, RandomBaseline, Retraining, evaluate, retrain, train_random
+from bcnet.training.task import Task
 
 EPOCHS = 3
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-import bcnet.saved
+import bcnet.run.serialization
 from bcnet.errors import BcnetError
-from bcnet.saved import Description, load, save
-from bcnet.sources import load_model
+from bcnet.models.load import load_model
+from bcnet.run.serialization import Description, load, save
 from bcnet.space.network import trace
 
 
@@ -75,7 +75,7 @@ def test_own_class_comes_back_when_given(own, model):
 
 def test_description_survives(own):
     folder, _, description = own
-    assert bcnet.saved.describe(folder) == description
+    assert bcnet.run.serialization.describe(folder) == description
 
 
 def test_widths_beyond_the_original_are_loaded(tmp_path):
@@ -207,5 +207,5 @@ def test_edited_description(copied, key, value, message):
 
 def test_nothing_is_written_where_nothing_can_be(own, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(BcnetError, match="the network cannot be written to"):
+    with pytest.raises(BcnetError, match="cannot write the network in "):
         save(tmp_path / "file", own[1], own[2])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from search_cases import chain, every
 
 from bcnet.errors import BcnetError
-from bcnet.search import Limits, format_cost, parse_budget
+from bcnet.search import Constraints, format_cost, parse_budget
 
 SPACE, COSTS = chain()
 KNOWN = {**COSTS, "latency": COSTS["flops"]}
@@ -63,76 +63,76 @@ def test_bad_budget_is_refused(text: str, message: str) -> None:
 
 def test_no_budget_and_two_of_one_name_are_refused() -> None:
     with pytest.raises(BcnetError, match=r"^a search needs at least one budget, such as flops=50%$"):
-        Limits(SPACE, COSTS, [])
+        Constraints(SPACE, COSTS, [])
     with pytest.raises(BcnetError, match=r"^budget 'flops' is given twice \(flops=50% and flops=20%\): give it once$"):
-        Limits(SPACE, COSTS, ["flops=50%", "flops=20%"])
+        Constraints(SPACE, COSTS, ["flops=50%", "flops=20%"])
 
 
 def test_impossible_budget_names_the_nearest_feasible_one() -> None:
     least = int(COSTS["flops"](SPACE.min)[0])
     with pytest.raises(BcnetError) as error:
-        Limits(SPACE, COSTS, ["params=90%", "flops=100"]).check()
+        Constraints(SPACE, COSTS, ["params=90%", "flops=100"]).check()
     assert str(error.value) == (
         f"budget flops=100 is impossible: the smallest network of this space costs {format_cost('flops', least)}, "
         f"so the nearest feasible budget is flops={least}"
     )
-    Limits(SPACE, COSTS, [f"flops={least}"]).check()
+    Constraints(SPACE, COSTS, [f"flops={least}"]).check()
 
 
 def test_feasibility_compares_smallest_uniform_and_largest() -> None:
-    limits = Limits(SPACE, COSTS, ["flops=40%", "memory=60%"])
-    report = limits.check()
+    constraints = Constraints(SPACE, COSTS, ["flops=40%", "memory=60%"])
+    report = constraints.check()
     for row in report.budgets:
         cost = COSTS[row.name]
         assert (row.smallest, row.largest) == (cost(SPACE.min)[0], cost(SPACE.max)[0])
         assert row.uniform == cost(report.uniform)[0] <= row.limit
-    assert not limits.feasible(np.array([report.uniform]) + 1)[0]
+    assert not constraints.feasible(np.array([report.uniform]) + 1)[0]
 
 
 @given(st.lists(st.integers(0, 5), min_size=5, max_size=5), st.floats(3, 100))
 def test_every_budget_must_hold(index: list[int], percent: float) -> None:
-    limits = Limits(SPACE, COSTS, [f"flops={percent}%", f"params={percent}%"])
+    constraints = Constraints(SPACE, COSTS, [f"flops={percent}%", f"params={percent}%"])
     widths = SPACE.decode([index])
-    held = [COSTS[b.name](widths)[0] <= b.limit for b in limits.budgets]
-    assert limits.feasible(widths)[0] == all(held)
-    assert (limits.excess(widths)[0] <= 0).tolist() == held
+    held = [COSTS[b.name](widths)[0] <= b.limit for b in constraints.budgets]
+    assert constraints.feasible(widths)[0] == all(held)
+    assert (constraints.excess(widths)[0] <= 0).tolist() == held
 
 
 @given(st.integers(0, 2**32), st.floats(3, 60))
 def test_shrinking_ends_feasible_and_never_widens(seed: int, percent: float) -> None:
-    limits = Limits(SPACE, COSTS, [f"flops={percent}%"])
+    constraints = Constraints(SPACE, COSTS, [f"flops={percent}%"])
     rng = np.random.default_rng(seed)
     index = SPACE.encode(SPACE.sample(rng, 8))
-    shrunk = limits.shrink(index, rng)
-    assert limits.feasible(SPACE.decode(shrunk)).all()
+    shrunk = constraints.shrink(index, rng)
+    assert constraints.feasible(SPACE.decode(shrunk)).all()
     assert (shrunk <= index).all()
-    kept = limits.feasible(SPACE.decode(index))
+    kept = constraints.feasible(SPACE.decode(index))
     assert (shrunk[kept] == index[kept]).all()
 
 
 @given(st.integers(5, 100))
 def test_candidates_about_the_uniform_scaling_leave_no_room_for_another(percent: int) -> None:
-    limits = Limits(SPACE, COSTS, [f"flops={percent}%"])
-    even, index = limits.uniform(), limits.uniform_index()
+    constraints = Constraints(SPACE, COSTS, [f"flops={percent}%"])
+    even, index = constraints.uniform(), constraints.uniform_index()
     widths = SPACE.decode(index)
-    if not limits.feasible(even[None])[0]:
+    if not constraints.feasible(even[None])[0]:
         assert widths.tolist() == SPACE.min.tolist()
         return
-    assert limits.feasible(widths[None])[0]
+    assert constraints.feasible(widths[None])[0]
     for n, variable in enumerate(SPACE.variables):
         below = [c for c in variable.candidates if c <= even[n]] or [variable.min]
         above = [c for c in variable.candidates if c >= even[n]]
         assert widths[n] in (below[-1], above[0])
         raised = widths.copy()
         raised[n] = above[0]
-        assert widths[n] == above[0] or not limits.feasible(raised[None])[0]
+        assert widths[n] == above[0] or not constraints.feasible(raised[None])[0]
 
 
 def test_samples_are_uniform_over_feasible_widths() -> None:
     space, costs = chain(length=2, groups=4)
-    limits = Limits(space, costs, ["flops=40%"])
-    drawn, shrunk = limits.sample(np.random.default_rng(0), 4000)
-    feasible = every(space)[limits.feasible(every(space))]
+    constraints = Constraints(space, costs, ["flops=40%"])
+    drawn, shrunk = constraints.sample(np.random.default_rng(0), 4000)
+    feasible = every(space)[constraints.feasible(every(space))]
     found, counts = np.unique(drawn, axis=0, return_counts=True)
     assert shrunk == 0
     assert found.tolist() == feasible.tolist()
@@ -140,9 +140,9 @@ def test_samples_are_uniform_over_feasible_widths() -> None:
 
 
 def test_tight_budget_is_met_by_shrinking() -> None:
-    limits = Limits(SPACE, COSTS, [f"flops={int(COSTS['flops'](SPACE.min)[0])}"])
-    drawn, shrunk = limits.sample(np.random.default_rng(0), 10, tries=1)
-    assert limits.feasible(drawn).all()
+    constraints = Constraints(SPACE, COSTS, [f"flops={int(COSTS['flops'](SPACE.min)[0])}"])
+    drawn, shrunk = constraints.sample(np.random.default_rng(0), 10, tries=1)
+    assert constraints.feasible(drawn).all()
     assert shrunk == 10
 
 

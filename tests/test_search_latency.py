@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
-from bcnet.search import Limits, SearchConfig, measure_finalists, search
-from bcnet.space import latency as latency_module
-from bcnet.space.latency import LatencyTable, measure_latency, measure_networks
+from bcnet.latency import table as latency_module
+from bcnet.latency.table import LatencyTable, measure_networks, measure_table
+from bcnet.latency.timing import Operation, TimingConfig, onnx_layer, open_timer
+from bcnet.search import Constraints, SearchConfig, measure_finalists, search
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.space.timing import Operation, TimingConfig, onnx_layer, open_timer
 
 
 class Net(nn.Module):
@@ -88,7 +88,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
 
 
 def test_table_predicts_networks_it_never_saw(space: NetworkSpace, pretended: Pretended) -> None:
-    table = measure_latency(space)
+    table = measure_table(space)
     assert table.layers == ("stem", "deep", "wide", "back", "head")
     widths = space.sample(np.random.default_rng(7), 50)
     truth = [5000 + 0.5 * macs(space.build(w), space.example[0]) for w in widths]
@@ -101,7 +101,7 @@ def test_table_predicts_networks_it_never_saw(space: NetworkSpace, pretended: Pr
 
 def test_same_operation_is_timed_once_a_turn(space: NetworkSpace, pretended: Pretended) -> None:
     told: list[tuple[int, int]] = []
-    measure_latency(space, told=lambda done, total: told.append((done, total)))
+    measure_table(space, told=lambda done, total: told.append((done, total)))
     # stem and head have one free width (4 points), deep is tied (4), wide and back have two (16 each).
     assert len(pretended.layers) == 2 * (4 + 4 + 16 + 16 + 4)
     assert len(set(pretended.layers)) == 4 + 4 + 16 + 16 + 4
@@ -110,25 +110,25 @@ def test_same_operation_is_timed_once_a_turn(space: NetworkSpace, pretended: Pre
 
 
 def test_table_survives_json(space: NetworkSpace, pretended: Pretended) -> None:
-    table = measure_latency(space, TimingConfig(batch=2))
+    table = measure_table(space, TimingConfig(batch=2))
     again = LatencyTable.from_json(table.to_json())
     widths = space.sample(np.random.default_rng(0), 20)
     assert (again(widths) == table(widths)).all()
     assert again.facts == table.facts
     assert again.facts["batch"] == 2
     assert again.networks == table.networks
-    for text in ("", "[]", "{}", '{"format": "bcnet.latency", "version": 99}'):
+    for text in ("", "[]", "{}", '{"format": "bcnet.latency.compare", "version": 99}'):
         with pytest.raises(BcnetError, match=r"^this is no latency table of this version of bcnet: measure it again$"):
             LatencyTable.from_json(text)
 
 
 def test_search_under_a_latency_budget_and_its_finalists(space: NetworkSpace, pretended: Pretended) -> None:
-    table = measure_latency(space)
+    table = measure_table(space)
     costs = {**space.costs, "latency": table}
     result = search(
         space, lambda w: float(np.sqrt(w).sum()), ["latency=60%"], costs, SearchConfig(evaluations=60, population=20)
     )
-    budget = Limits(space, costs, ["latency=60%"]).budgets[0]
+    budget = Constraints(space, costs, ["latency=60%"]).budgets[0]
     assert result.best is not None
     assert result.best.costs["latency"] <= budget.limit
     finalists = measure_finalists(
@@ -143,7 +143,7 @@ def test_search_under_a_latency_budget_and_its_finalists(space: NetworkSpace, pr
 def test_real_clock_gives_plausible_figures(space: NetworkSpace) -> None:
     config = TimingConfig(threads=1, seconds=0.0005)
     before = torch.get_num_threads()
-    table = measure_latency(space, config)
+    table = measure_table(space, config)
     assert torch.get_num_threads() == before
     assert (table.table > 0).all()
     assert table(space.max)[0] > 0

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from search_cases import Concave, chain, every
 
 from bcnet.errors import BcnetError
-from bcnet.search import Limits, LossLog, SearchConfig, prior_population, search
-from bcnet.search import elimination as elimination_module
-from bcnet.search.elimination import Elimination
-from bcnet.search.program import PriorProgram
-from bcnet.search.smooth import smooth
+from bcnet.search import Constraints, LossLog, SearchConfig, prior_population, search
+from bcnet.search.prior import elimination as elimination_module
+from bcnet.search.prior.elimination import Elimination
+from bcnet.search.prior.program import PriorProgram
+from bcnet.search.prior.smooth import smooth
 from bcnet.space.cost import PeakCost, QuadraticCost
 from bcnet.space.widths import WidthSpace, WidthVariable
 
@@ -137,25 +137,25 @@ def noisy_log(space: WidthSpace, scorer: Concave) -> LossLog:
 
 def test_prior_population_is_feasible_different_and_better_than_random() -> None:
     space, costs = chain(length=8, groups=10, width=60)
-    limits = Limits(space, costs, ["flops=35%", "memory=80%"])
+    constraints = Constraints(space, costs, ["flops=35%", "memory=80%"])
     scorer = Concave(space)
     rng = np.random.default_rng(0)
-    widths, report = prior_population(limits, noisy_log(space, scorer).errors(), 40, rng)
+    widths, report = prior_population(constraints, noisy_log(space, scorer).errors(), 40, rng)
     assert widths.shape == (40, 8)
     assert len(np.unique(widths, axis=0)) == 40
-    assert limits.feasible(widths).all()
+    assert constraints.feasible(widths).all()
     assert report.sampled == 40
     assert report.notes == ()
     assert report.gap < 0.025
-    assert scorer.score_many(widths).mean() > scorer.score_many(limits.sample(rng, 40)[0]).mean()
+    assert scorer.score_many(widths).mean() > scorer.score_many(constraints.sample(rng, 40)[0]).mean()
 
 
 def test_prior_says_when_it_must_add_other_widths() -> None:
     space, costs = chain(length=2, groups=3)
-    limits = Limits(space, costs, ["flops=60%"])
+    constraints = Constraints(space, costs, ["flops=60%"])
     errors = LossLog(space, [[8, 8]], [1.0]).errors()
-    widths, report = prior_population(limits, errors, 40, np.random.default_rng(0), effective=1.0)
-    count = int(limits.feasible(every(space)).sum())
+    widths, report = prior_population(constraints, errors, 40, np.random.default_rng(0), effective=1.0)
+    count = int(constraints.feasible(every(space)).sum())
     assert len(widths) <= count < 40
     assert report.notes == (
         f"2000 draws from the prior gave {report.sampled} of 40 different widths within the budgets; "
@@ -166,10 +166,10 @@ def test_prior_says_when_it_must_add_other_widths() -> None:
 def test_prior_needs_a_quadratic_budget() -> None:
     space, costs = chain()
     assert isinstance(costs["memory"], PeakCost)
-    limits = Limits(space, costs, ["memory=50%"])
+    constraints = Constraints(space, costs, ["memory=50%"])
     errors = LossLog(space, space.max[None], [1.0]).errors()
     with pytest.raises(BcnetError) as error:
-        prior_population(limits, errors, 4, np.random.default_rng(0))
+        prior_population(constraints, errors, 4, np.random.default_rng(0))
     assert str(error.value) == (
         "the prior needs a budget of flops or params: add one, or start from a random population"
     )
@@ -183,6 +183,6 @@ def test_search_starts_from_the_prior() -> None:
     assert result.prior is not None
     assert result.prior.objective >= result.prior.bound - 1e-9
     first = [t.widths for t in result.trials if t.generation == 1]
-    limits = Limits(space, costs, ["flops=35%"])
+    constraints = Constraints(space, costs, ["flops=35%"])
     assert len(first) == 20
-    assert first[0] == tuple(space.decode(limits.uniform_index()))
+    assert first[0] == tuple(space.decode(constraints.uniform_index()))

@@ -11,7 +11,7 @@ from search_cases import Concave, chain
 
 from bcnet.errors import BcnetError
 from bcnet.search import SearchConfig, search
-from bcnet.search.scoring import open_engine
+from bcnet.search.scorers import open_executor
 from bcnet.space.widths import Widths
 
 SPACE, COSTS = chain()
@@ -34,7 +34,7 @@ class OneByOne:
 def workers() -> Iterator[None]:
     """Two processes for all tests here: starting them takes seconds."""
     pytest.importorskip("ray")
-    engine = open_engine(OneByOne(), "ray", 2)
+    engine = open_executor(OneByOne(), "ray", 2)
     yield
     engine.close()
 
@@ -43,7 +43,7 @@ def workers() -> Iterator[None]:
 @pytest.mark.parametrize("scorer", [Concave(SPACE), OneByOne()], ids=["many", "one"])
 def test_ray_gives_the_same_result(scorer: object) -> None:
     here = search(SPACE, scorer, ["flops=40%"], COSTS, SMALL)
-    spread = search(SPACE, scorer, ["flops=40%"], COSTS, dataclasses.replace(SMALL, engine="ray", workers=2))
+    spread = search(SPACE, scorer, ["flops=40%"], COSTS, dataclasses.replace(SMALL, executor="ray", workers=2))
     plain = [[dataclasses.replace(t, seconds=0) for t in result.trials] for result in (here, spread)]
     assert plain[0] == plain[1]
     assert spread.best == next(t for t in spread.trials if t.number == (here.best.number if here.best else -1))
@@ -52,5 +52,5 @@ def test_ray_gives_the_same_result(scorer: object) -> None:
 def test_missing_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BcnetError) as error:
-        search(SPACE, OneByOne(), ["flops=40%"], COSTS, dataclasses.replace(SMALL, engine="ray"))
-    assert str(error.value) == "the ray engine needs Ray: pip install 'bcnet[ray]', or score in one process"
+        search(SPACE, OneByOne(), ["flops=40%"], COSTS, dataclasses.replace(SMALL, executor="ray"))
+    assert str(error.value) == "the ray executor needs Ray: pip install 'bcnet[ray]', or score in one process"

@@ -10,7 +10,7 @@ import pytest
 from search_cases import Concave, chain, every
 
 from bcnet.errors import BcnetError
-from bcnet.search import STRATEGIES, Progress, SearchConfig, Trial, best_so_far, front_of, search
+from bcnet.search import STRATEGIES, SearchConfig, SearchProgress, Trial, best_so_far, front_of, search
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable
 
@@ -182,7 +182,7 @@ def test_budget_of_the_smallest_network_finds_it() -> None:
 
 
 def test_progress_is_told_of_every_trial() -> None:
-    told: list[Progress] = []
+    told: list[SearchProgress] = []
     result = search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SMALL, progress=told.append)
     assert [p.evaluations for p in told] == list(range(1, 201))
     assert told[-1].best == result.best
@@ -216,5 +216,5 @@ def test_unknown_strategy_and_engine_are_refused() -> None:
     with pytest.raises(BcnetError) as error:
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(strategy="luck"))
     assert str(error.value) == "unknown strategy 'luck': choose from evolution, greedy, random, uniform"
-    with pytest.raises(BcnetError, match=r"^unknown engine 'cloud': choose here or ray$"):
-        search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(engine="cloud"))
+    with pytest.raises(BcnetError, match=r"^unknown executor 'cloud': choose here or ray$"):
+        search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(executor="cloud"))

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from traced import space_of
 
-from bcnet import zoo
+from bcnet import models as zoo
 from bcnet.bench.spaces import get_space
 from bcnet.errors import BcnetError
-from bcnet.sources import load_model, zoo_space
+from bcnet.models.load import load_model, zoo_space
 from bcnet.space.network import NetworkSpace
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,31 @@ import toy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bcnet import zoo
+from bcnet import models as zoo
 from bcnet.data import LoadOptions, from_loaders, load_data
 from bcnet.data.source import LoaderSource
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
 from bcnet.space.network import trace
-from bcnet.supernet import checkpoint
-from bcnet.supernet.evaluate import Evaluator
-from bcnet.supernet.strategy import METHODS, Strategy, step_rng
+from bcnet.supernet.paths import METHODS, PathSampling, step_rng
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import SupernetTraining, train_supernet
-from bcnet.task import Task, soft_cross_entropy
+from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training import checkpoint
+from bcnet.training.optim import Optimisation
+from bcnet.training.task import Task, soft_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def one_step(net: Supernet, strategy: Strategy, task: Task | None = None, **settings: Any) -> list[Tensor]:
+def one_step(net: Supernet, sampling: PathSampling, task: Task | None = None, **settings: Any) -> list[Tensor]:
     """What one step of plain SGD with lr 1 takes from the weights: the gradient."""
     before = [p.detach().clone() for p in net.parameters()]
     x, y = toy.images(16)
     dtype = next(net.parameters()).dtype
-    backward = settings.pop("backward", "path")
+    backward, engine = settings.pop("backward", "path"), settings.pop("engine", None)
     recipe = Optimisation(**{"epochs": 1, "lr": 1.0, "momentum": 0.0, **settings})
-    training = SupernetTraining(strategy, recipe, seed=5, backward=backward)
-    train_supernet(net, LoaderSource([(x.to(dtype), y)]), training, task)
+    training = SupernetTraining(sampling, recipe, seed=5, backward=backward)
+    train_supernet(net, LoaderSource([(x.to(dtype), y)]), training, task, engine=engine)
     return [a - p.detach() for a, p in zip(before, net.parameters(), strict=True)]
 
 
@@ -54,7 +53,7 @@ def test_a_step_is_the_gradient_of_the_strategys_loss(name: str) -> None:
     method = METHODS[name]
     net, x, y = double(method.principle), *toy.images(16)
     x = x.double()
-    paths = method.strategy.paths(0, step_rng(5, 0), net.space, net.principle)
+    paths = method.sampling.paths(0, step_rng(5, 0), net.space, net.principle)
     total, teacher = torch.zeros((), dtype=torch.float64), None
     for path in paths:
         output = net(x, path.widths, path.side)
@@ -66,7 +65,7 @@ def test_a_step_is_the_gradient_of_the_strategys_loss(name: str) -> None:
         total = total + loss / len(paths)
     wanted = torch.autograd.grad(total, list(net.parameters()))
     for backward in ("path", "step"):
-        found = one_step(double(method.principle), method.strategy, backward=backward)
+        found = one_step(double(method.principle), method.sampling, backward=backward)
         for mine, theirs in zip(found, wanted, strict=True):
             # Losses are computed in float32.
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
@@ -82,7 +81,7 @@ def test_every_side_of_a_sandwich_learns_from_its_own_side() -> None:
     net = toy.supernet(dropout=0.0)
     x, _ = toy.images(16)
     widest = {side: net(x, net.space.max, side).detach() for side in net.sides}
-    one_step(net, Strategy(complement=False, sandwich=True), Task(F.cross_entropy, toy_score, distil=distil))
+    one_step(net, PathSampling(complement=False, sandwich=True), Task(F.cross_entropy, toy_score, distil=distil))
     assert len(seen) == 4
     for number, (_, teacher) in enumerate(seen):
         torch.testing.assert_close(teacher, widest[net.sides[number % 2]])
@@ -104,24 +103,24 @@ def test_both_ways_backward_train_the_same() -> None:
 
 
 def test_clipping_bounds_the_gradient() -> None:
-    free = torch.cat([g.flatten() for g in one_step(toy.supernet(dropout=0.0), Strategy())])
-    clipped = torch.cat([g.flatten() for g in one_step(toy.supernet(dropout=0.0), Strategy(), clip=0.01)])
+    free = torch.cat([g.flatten() for g in one_step(toy.supernet(dropout=0.0), PathSampling())])
+    clipped = torch.cat([g.flatten() for g in one_step(toy.supernet(dropout=0.0), PathSampling(), clip=0.01)])
     assert float(free.norm()) > 0.02
     assert float(clipped.norm()) == pytest.approx(0.01, rel=1e-3)
     torch.testing.assert_close(clipped / clipped.norm(), free / free.norm(), rtol=1e-3, atol=1e-4)
 
 
 def test_label_smoothing_is_the_recipes() -> None:
-    smooth = one_step(toy.supernet(dropout=0.0), Strategy(), label_smoothing=0.2)
+    smooth = one_step(toy.supernet(dropout=0.0), PathSampling(), label_smoothing=0.2)
     task = Task(lambda o, y: F.cross_entropy(o, y, label_smoothing=0.2), toy_score)
-    given = one_step(toy.supernet(dropout=0.0), Strategy(), task)
+    given = one_step(toy.supernet(dropout=0.0), PathSampling(), task)
     for mine, theirs in zip(smooth, given, strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
 def test_bf16_on_a_cpu() -> None:
-    half = one_step(toy.supernet(dropout=0.0), Strategy(), bf16=True)
-    full = one_step(toy.supernet(dropout=0.0), Strategy())
+    half = one_step(toy.supernet(dropout=0.0), PathSampling(), bf16=True)
+    full = one_step(toy.supernet(dropout=0.0), PathSampling())
     assert all(gradient.dtype == torch.float32 for gradient in half)
     a, b = (torch.cat([g.flatten() for g in gradients]) for gradients in (half, full))
     assert 0 < float((a - b).norm() / b.norm()) < 0.1
@@ -130,7 +129,7 @@ def test_bf16_on_a_cpu() -> None:
 def test_the_log_holds_the_losses_of_the_steps_paths() -> None:
     net = toy.supernet(dropout=0.0)
     x, y = toy.images(16)
-    paths = Strategy().paths(0, step_rng(5, 0), net.space, net.principle)
+    paths = PathSampling().paths(0, step_rng(5, 0), net.space, net.principle)
     wanted = [F.cross_entropy(net(x, path.widths, path.side), y).item() for path in paths]
     trained = train_supernet(net, LoaderSource([(x, y)]), SupernetTraining(optimisation=Optimisation(epochs=1), seed=5))
     assert trained.log.losses.tolist() == pytest.approx(wanted, rel=1e-5)
@@ -154,10 +153,10 @@ def test_regression_with_a_loss_and_score_of_ones_own() -> None:
     data = from_loaders(DataLoader(TensorDataset(x, target), 32, shuffle=True, drop_last=True), [(x, target)])
     task = Task(F.mse_loss, lambda output, y: -(output - y).square().mean(1))
     net = toy.supernet(dropout=0.0, outputs=2)
-    before = Evaluator(net, data.val, task).score(net.space.max)
+    before = Evaluator(net, data.val, task).measure(net.space.max)
     training = SupernetTraining(optimisation=Optimisation(epochs=10, lr=0.1))
     trained = train_supernet(net, data.train, training, task)
-    after = Evaluator(net, data.val, task).score(net.space.max)
+    after = Evaluator(net, data.val, task).measure(net.space.max)
     assert after.score[0] > before.score[0]
     assert after.score[0] == pytest.approx(-after.loss[0], rel=1e-5)
     assert trained.history[-1][1] < 0.5 * trained.history[0][1]
@@ -170,7 +169,7 @@ def test_digits_are_learnt() -> None:
     space = trace(zoo.build("digits_cnn", (16, 16, 32, 24, 32)), torch.zeros(2, 1, 8, 8), groups=4, base=2)
     net = Supernet(space)
     train_supernet(net, data.train, SupernetTraining(optimisation=Optimisation(epochs=5, lr=0.5)))
-    widest, narrowest = Evaluator(net, data.val).score([space.max, space.min]).score
+    widest, narrowest = Evaluator(net, data.val).measure([space.max, space.min]).score
     assert widest > 0.9
     assert narrowest > 0.8
 
@@ -208,7 +207,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(monkeypatch: Any) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4))
     space = trace(model, torch.zeros(2, 1, 6, 6), groups=4)
     torch.manual_seed(1)
-    wanted = one_step(Supernet(space), Strategy())
+    wanted = one_step(Supernet(space), PathSampling())
     run = Supernet.run
 
     def limited(self: Supernet, plan: Any, x: Tensor, *rest: Any, **more: Any) -> Any:
@@ -219,7 +218,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(monkeypatch: Any) -> None:
     monkeypatch.setattr(Supernet, "run", limited)
     torch.manual_seed(1)
     warnings.simplefilter("ignore")
-    found = one_step(Supernet(space), Strategy())
+    found = one_step(Supernet(space), PathSampling())
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
@@ -305,7 +304,7 @@ def test_data_that_do_not_fit() -> None:
         assert str(error.value) == sentence
     with pytest.raises(BcnetError) as error:
         train_supernet(
-            toy.supernet(), toy.source(), toy.config(Strategy(sandwich=True)), Task(F.cross_entropy, toy_score)
+            toy.supernet(), toy.source(), toy.config(PathSampling(sandwich=True)), Task(F.cross_entropy, toy_score)
         )
     assert str(error.value) == ("in-place distillation needs a task with a `distil` loss: give it, or use no sandwich")
 
@@ -327,7 +326,6 @@ def test_a_loader_that_gives_fewer_batches_than_it_says() -> None:
     ("change", "sentence"),
     [
         ({"backward": "both"}, "backward is 'both', but it must be path or step"),
-        ({"engine": "fast"}, "engine is 'fast', but it must be auto, plain or fused"),
         ({"seed": -1}, "seed is -1, but it must be a whole number of at least 0"),
         ({"checkpoint_minutes": -1.0}, "checkpoint_minutes is -1.0, but it must not be negative"),
     ],
@@ -338,29 +336,14 @@ def test_settings_that_cannot_be(change: dict[str, Any], sentence: str) -> None:
     assert str(error.value) == sentence
 
 
-def test_the_fused_engine_takes_the_same_step(monkeypatch: Any) -> None:
-    """With its reference kernels on the CPU; where it cannot do what is asked, a sentence says so."""
-    plain = one_step(toy.supernet(dropout=0.0), Strategy(), label_smoothing=0.1)
-    from bcnet.supernet import fused as engines
-    from bcnet.supernet.fused import FusedEngine, reference
+def test_an_engine_that_is_handed_in_takes_the_same_step() -> None:
+    """The fused one, with its reference kernels on the CPU."""
+    from bcnet.accel.fused_step import FusedEngine
+    from bcnet.accel.kernels import reference
 
-    monkeypatch.setattr(engines, "why_not_fused", lambda _: "")
-    monkeypatch.setattr(engines, "FusedEngine", lambda net: FusedEngine(net, kernels=reference, dtype=torch.float32))
-    fused = one_step(toy.supernet(dropout=0.0), Strategy(), label_smoothing=0.1, bf16=True)
+    plain = one_step(toy.supernet(dropout=0.0), PathSampling(), label_smoothing=0.1)
+    net = toy.supernet(dropout=0.0)
+    engine = FusedEngine(net, kernels=reference, dtype=torch.float32)
+    fused = one_step(net, PathSampling(), engine=engine, label_smoothing=0.1)
     for mine, theirs in zip(fused, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "task", "reason"),
-    [
-        ({}, None, "it computes in bf16, which was not asked for"),
-        ({"bf16": True}, Task(F.cross_entropy, toy_score), "the task is one of your own"),
-        ({"bf16": True}, None, "it is on cpu, not on cuda"),
-    ],
-)
-def test_the_fused_engine_says_what_it_cannot(settings: dict[str, Any], task: Task | None, reason: str) -> None:
-    config = dataclasses.replace(toy.config(**settings), engine="fused")
-    with pytest.raises(BcnetError) as error:
-        train_supernet(toy.supernet(), toy.source(), config, task)
-    assert str(error.value) == f"the fused engine cannot train this: {reason}; use the plain engine"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bcnet import zoo
+from bcnet import models as zoo
 from bcnet.errors import BcnetError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -236,7 +236,7 @@ def test_digits_cnn_learns_digits() -> None:
 
 
 def test_names_and_widths_need_no_torch() -> None:
-    code = "import sys, bcnet.zoo as z; assert z.MODELS['vgg19_cifar'].widths; print('torch' in sys.modules)"
+    code = "import sys, bcnet.models as z; assert z.MODELS['vgg19_cifar'].widths; print('torch' in sys.modules)"
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bcnet.pipeline import run_stages
-from bcnet.recipe import Recipe
-from bcnet.run import Listener, Run, facts
+from bcnet.run.pipeline import run_stages
+from bcnet.run.recipe import Recipe
+from bcnet.run.session import Listener, Run, facts
 
 NETWORK = """
 from torch import nn
@@ -23,6 +23,7 @@ tiny.input_shape = (1, 8, 8)
 """
 
 SETTINGS: dict[str, Any] = {
+    "start": "scratch",
     "data": "digits",
     "val_fraction": 0.2,
     "loading": {"batch_size": 256},

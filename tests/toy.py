@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from bcnet.data import DeviceData, LoadOptions
 from bcnet.data.device import TrainSource
-from bcnet.optim import Optimisation
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths
-from bcnet.supernet import checkpoint
-from bcnet.supernet.loop import Progress
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import SupernetTraining, Trained, train_supernet
+from bcnet.supernet.training import SupernetTraining, Trained, train_supernet
+from bcnet.training import checkpoint
+from bcnet.training.loop import Progress
+from bcnet.training.optim import Optimisation
 
 EPOCHS, STEPS = 2, 6
 
@@ -83,7 +83,7 @@ def source(batch: int = 16, shard: tuple[int, int] = (0, 1)) -> TrainSource:
 def config(strategy: Any = None, **settings: Any) -> SupernetTraining:
     """Two epochs with everything that has a state: momentum, warm-up, averages; a checkpoint after every step."""
     given = {"epochs": EPOCHS, "lr": 0.1, "weight_decay": 1e-4, "warmup": 0.5, "ema": 0.9, "clip": 1.0, **settings}
-    more = {} if strategy is None else {"strategy": strategy}
+    more = {} if strategy is None else {"sampling": strategy}
     return SupernetTraining(optimisation=Optimisation(**given), checkpoint_minutes=0, seed=5, **more)
 
 

@@ -10,11 +10,11 @@ import torch
 import toy
 from safetensors.torch import save_file
 
-from bcnet.supernet import distributed
-from bcnet.supernet.evaluate import Evaluator
-from bcnet.supernet.loop import Progress
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import train_supernet
+from bcnet.supernet.training import train_supernet
+from bcnet.training import distributed
+from bcnet.training.loop import Progress
 
 STOP = toy.STEPS + 2
 
@@ -43,7 +43,7 @@ def train(place: distributed.Place, folder: Path, stop: int | None = None) -> tu
     source = toy.source(shard=place.shard)
     trained = train_supernet(net, source, toy.config(), None, folder, lambda now: seen.append(now.images))
     log = trained.log
-    scores = Evaluator(net, [toy.images(64)]).score(toy.some_widths(net))
+    scores = Evaluator(net, [toy.images(64)]).measure(toy.some_widths(net))
     return net, {
         "steps": torch.tensor(len(seen)),
         "images": torch.tensor(seen[0]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
@@ -22,7 +22,9 @@ import numpy as np
 
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
+from bcnet.training.optim import Optimisation
+from bcnet.utils.files import clear_errors, write_file
+from bcnet.utils.progress import Listener
 
 TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
 """How the released tables were trained, with batches of 256, crops and flips."""
@@ -44,19 +46,19 @@ class BuildConfig:
     batch: int = 256
     optimisation: Optimisation = field(default_factory=lambda: TABLE_RECIPE)
     workers: int = 1
-    engine: str = "processes"
+    executor: str = "processes"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.engine not in ("processes", "ray"):
-            raise BcnetError(f"engine is {self.engine!r}, but it must be processes or ray")
+        if self.executor not in ("processes", "ray"):
+            raise BcnetError(f"executor is {self.executor!r}, but it must be processes or ray")
         if self.seeds < 1 or self.workers < 1:
             raise BcnetError("a table needs at least 1 seed and 1 worker")
 
     def identity(self) -> dict[str, Any]:
         """What decides the results; where they are computed does not."""
         found = asdict(self)
-        for name in ("workers", "engine", "device"):
+        for name in ("workers", "executor", "device"):
             del found[name]
         identity: dict[str, Any] = json.loads(json.dumps(found))
         return identity
@@ -66,9 +68,7 @@ Job = tuple[int, int]
 """Index of the widths in the table's order, and the seed."""
 
 
-def build_table(
-    config: BuildConfig, folder: str | Path, progress: Callable[[int, int], None] | None = None
-) -> ChannelBench:
+def build_table(config: BuildConfig, folder: str | Path, listener: Listener | None = None) -> ChannelBench:
     """Train all networks and write ``table.json`` in the released schema into ``folder``; goes on where it stopped.
 
     Accuracies are those of the best epoch on the test set, as in the released tables; ``results.jsonl`` also
@@ -80,11 +80,10 @@ def build_table(
     results = _Results(place, config)
     jobs = [(i, s) for i in range(len(table)) for s in range(config.seeds)]
     todo = [job for job in jobs if job not in results.best]
-    run = _over_ray if config.engine == "ray" else _over_processes
+    run = _over_ray if config.executor == "ray" else _over_processes
     for job, row in run(config, todo):
         results.add(job, row)
-        if progress is not None:
-            progress(len(results.best), len(jobs))
+        (listener or Listener()).step("training networks", len(results.best), len(jobs), {})
     accuracies = np.array([[results.best[i, s] for s in range(config.seeds)] for i in range(len(table))])
     finished = ChannelBench(space, accuracies)
     finished.save(place / "table.json")
@@ -97,24 +96,17 @@ class _Results:
     def __init__(self, folder: Path, config: BuildConfig):
         self.file = folder / "results.jsonl"
         self.best: dict[Job, float] = {}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with clear_errors(str(self.file)):
             lines = self.file.read_text().split("\n") if self.file.exists() else []
-        except OSError as error:
-            raise BcnetError(f"the folder {folder} cannot be used: {error.strerror or error}") from None
         head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
         if lines and lines[0] != head:
             raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")
         whole = [head, *(line for line in lines[1:-1] if line)]
-        self._rewrite(whole)
+        with clear_errors(str(self.file)):
+            write_file(self.file, ("\n".join(whole) + "\n").encode())
         for line in whole[1:]:
             row = json.loads(line)
             self.best[row["widths"], row["seed"]] = row["best"]
-
-    def _rewrite(self, lines: list[str]) -> None:
-        temporary = self.file.with_suffix(".new")
-        temporary.write_text("\n".join(lines) + "\n")
-        os.replace(temporary, self.file)
 
     def add(self, job: Job, row: dict[str, float]) -> None:
         with open(self.file, "a") as file:
@@ -161,7 +153,7 @@ def _over_ray(config: BuildConfig, todo: list[Job]) -> Iterator[tuple[Job, dict[
 
 
 def _space(config: BuildConfig) -> Any:
-    from bcnet.sources import load_model
+    from bcnet.models.load import load_model
 
     source = load_model(config.model)
     return source.space(groups=config.groups, base=config.base, ignore=config.ignore)
@@ -180,7 +172,7 @@ def train_one(config: BuildConfig, job: Job) -> dict[str, float]:
     """Train one network from scratch; accuracy in percent of its best and its last epoch on the test set."""
     import torch
 
-    from bcnet.retrain import Retraining, evaluate, retrain
+    from bcnet.training.retraining import Retraining, evaluate, retrain
 
     torch.set_num_threads(1)
     space, data = _prepared(config)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
-import tempfile
 import urllib.request
 from pathlib import Path
 
 from bcnet.bench.spaces import BenchSpace, get_space
 from bcnet.errors import BcnetError
 from bcnet.space.widths import WidthSpace
+from bcnet.utils.files import checksum, clear_errors, write_file
 
 REPOSITORY = "https://github.com/xiusu/Channel-Bench-Macro"
 SOURCE = "https://raw.githubusercontent.com/xiusu/Channel-Bench-Macro/HEAD"
@@ -56,7 +55,7 @@ def fetch(space: str | WidthSpace, folder: str | os.PathLike[str] | None = None,
     if wanted.file is None or wanted.sha256 is None:
         raise BcnetError(f"space {wanted.name!r} has no released table to fetch: name the file of its table instead")
     target = Path(folder or cache_folder()) / wanted.file
-    try:
+    with clear_errors(str(target)):
         if target.is_file() and checksum(target.read_bytes()) == wanted.sha256:
             return target
         content = _download(f"{source}/{wanted.file}")
@@ -67,9 +66,7 @@ def fetch(space: str | WidthSpace, folder: str | os.PathLike[str] | None = None,
                 f"{wanted.sha256[:12]}), so nothing was written: get the file from {REPOSITORY} "
                 f"and name it with --table"
             )
-        write_whole(target, content)
-    except OSError as error:
-        raise BcnetError(f"cannot write {target}: {error.strerror or error}") from None
+        write_file(target, content)
     return target
 
 
@@ -86,27 +83,6 @@ def _download(url: str) -> bytes:
     if len(content) > MAX_DOWNLOAD:
         raise BcnetError(f"{url} is larger than {MAX_DOWNLOAD:,} bytes and cannot be a released table")
     return content
-
-
-def checksum(content: bytes) -> str:
-    """The SHA-256 of a file's content, in hex."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that it is never seen half written; its folder is made where it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
 
 
 def _in_folder(space: BenchSpace, folder: Path, origin: str = "") -> Path:

@@ -7,14 +7,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bcnet.bench.table import ChannelBench
-from bcnet.search.law import WidthLaw
+from bcnet.search.predictors.log_width import LogWidthModel
 
 PREDICTORS = {"flops": "FLOPs", "params": "parameters", "widths": "log widths × layers"}
-"""By name, in words; ``widths`` is the width law in which every layer gains alike."""
+"""By name, in words; ``widths`` is the log-width model in which every layer gains alike."""
 
 
 def predicted(predictor: str, table: ChannelBench) -> NDArray[Any]:
     """What one of :data:`PREDICTORS` says of every network of a table, (n,)."""
     if predictor == "widths":
-        return WidthLaw.balanced(table.space).predict(table.widths)
+        return LogWidthModel.balanced(table.space).predict(table.widths)
     return table.costs[predictor]

@@ -10,8 +10,9 @@ import io
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,25 +21,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bcnet.accel import choose_engine
+from bcnet.accel.enumeration.score_all import AllScores, score_all
+from bcnet.accel.enumeration.walker import Options
 from bcnet.bench.correlation import correlations
-from bcnet.bench.files import write_whole
 from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.bench.tas import TAS, train_tas
 from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
-from bcnet.optim import Optimisation
-from bcnet.provenance import provenance
-from bcnet.search.law import WidthLaw
+from bcnet.search.predictors.log_width import LogWidthModel
 from bcnet.space.network import NetworkSpace
 from bcnet.space.widths import WidthVariable
-from bcnet.supernet.exhaustive import AllScores, score_all
+from bcnet.supernet.paths import METHODS, Method
 from bcnet.supernet.principle import get_principle
-from bcnet.supernet.strategy import METHODS, Method
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.train import Progress, SupernetTraining, train_supernet
-from bcnet.supernet.walk import Options
+from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training.optim import Optimisation
+from bcnet.utils.files import clear_errors, write_file
+from bcnet.utils.progress import Listener, training_steps
+from bcnet.utils.provenance import provenance
 
 NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
 SHARES = (0.25, 0.5, 0.75)
@@ -105,16 +108,16 @@ class RankConfig:
         changes: dict[str, Any] = {}
         if self.complement is not None:
             changes["complement"] = self.complement
-            if not self.complement and method.strategy.complement:
-                changes["draws"] = 2 * method.strategy.draws
+            if not self.complement and method.sampling.complement:
+                changes["draws"] = 2 * method.sampling.draws
         given = {name: getattr(self, name) for name in ("sides", "draws", "sandwich", "extremes")}
         changes |= {name: value for name, value in given.items() if value is not None}
-        return Method(method.principle, replace(method.strategy, **changes))
+        return Method(method.principle, replace(method.sampling, **changes))
 
 
 def bench_space(config: RankConfig) -> NetworkSpace:
     """The network of an experiment, traced, with its candidates: the benchmark's have four per variable."""
-    from bcnet.sources import load_model
+    from bcnet.models.load import load_model
 
     source = load_model(config.model or f"zoo:{NETWORKS[config.space]}")
     return source.space(groups=config.groups, base=config.base)
@@ -126,14 +129,13 @@ def rank(
     table: ChannelBench,
     device: str = "cpu",
     folder: str | Path | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    scoring: Callable[[int, int], None] | None = None,
+    listener: Listener | None = None,
 ) -> dict[str, Any]:
     """Train, score all widths, correlate; with ``folder`` a stopped run goes on and a finished one is read.
 
-    ``progress`` sees training steps, ``scoring`` the paths scored of all, once for the held-out images and once for
-    the test images.
+    ``listener`` hears of training steps and of the paths scored, once on the held-out and once on the test images.
     """
+    listener = listener or Listener()
     place = None if folder is None else Path(folder) / config.name
     if place is not None and (place / "rank.json").exists():
         found: dict[str, Any] = json.loads((place / "rank.json").read_text())
@@ -147,7 +149,7 @@ def rank(
             **provenance(),
         }
     started = time.perf_counter()
-    net = _train(config, space, data, device, None if place is None else place / "checkpoints", progress)
+    net = _train(config, space, data, device, None if place is None else place / "checkpoints", listener)
     trained = time.perf_counter()
     on_gpu = device.startswith("cuda")
     fused = config.bf16 and on_gpu
@@ -156,7 +158,8 @@ def rank(
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None and (config.on_test or part == "held_out"):
-            scores[part] = score_all(net, _batches(source, config, device), options=options, progress=scoring)
+            told = partial(_tell_scoring, listener, f"{config.name}, {part.replace('_', ' ')} images")
+            scores[part] = score_all(net, _batches(source, config, device), options=options, progress=told)
             results[part] = _compare(scores[part], table, wanted)
     report = {
         **asdict(config),
@@ -178,8 +181,9 @@ def _train(
     data: Data,
     device: str,
     folder: Path | None,
-    progress: Callable[[Progress], None] | None,
+    listener: Listener,
 ) -> Supernet:
+    progress = training_steps(listener, config.name)
     torch.manual_seed(config.seed)
     method = config.resolved()
     net = Supernet(space, method.principle).to(device)
@@ -192,11 +196,12 @@ def _train(
         ema=config.ema,
         bf16=config.bf16,
     )
-    training = SupernetTraining(method.strategy, recipe, seed=config.seed, engine=config.engine)
+    training = SupernetTraining(method.sampling, recipe, seed=config.seed)
     if config.method == TAS:
         train_tas(net, data, training, folder, progress)
     else:
-        train_supernet(net, data.train, training, folder=folder, progress=progress)
+        engine, _ = choose_engine(net, config.engine, bf16=config.bf16)
+        train_supernet(net, data.train, training, folder=folder, progress=progress, engine=engine)
     return net
 
 
@@ -224,8 +229,8 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
     widths = table.widths[rows]
     found["effects"] = _effects(100 * readings["accuracy"], truth, table.space.variables, widths)
     found["additive"] = correlations(added(found["effects"], widths), truth)
-    found["law"] = by_law(readings["accuracy"], table, rows)
-    found["law_by_loss"] = by_law(readings["loss"], table, rows)
+    found["log_width"] = by_log_width(readings["accuracy"], table, rows)
+    found["law_by_loss"] = by_log_width(readings["loss"], table, rows)
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
@@ -251,10 +256,10 @@ def _effects(
     return found
 
 
-def by_law(score: NDArray[np.float64], table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
-    """How the width law of the scores of the table's ``rows`` ranks them: correlations, and the regret of the best."""
+def by_log_width(score: NDArray[np.float64], table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
+    """How a log-width model of the scores ranks the table's ``rows``: correlations, and the regret of its best."""
     widths, truth = table.widths[rows], table.mean[rows]
-    guess = WidthLaw.fit(widths, score, table.space.layer_counts).predict(widths)
+    guess = LogWidthModel.fit(widths, score, table.space.layer_counts).predict(widths)
     return {**correlations(guess, truth), "regret": _regrets(guess, truth, table.costs["flops"][rows])}
 
 
@@ -278,6 +283,10 @@ def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], flops: NDAr
     return found
 
 
+def _tell_scoring(listener: Listener, name: str, done: int, total: int) -> None:
+    listener.step(name, done, total, {})
+
+
 def _memory(device: str) -> int:
     """Bytes that scoring may hold: most of a GPU's free memory, 4 GB on a CPU."""
     return int(0.6 * torch.cuda.mem_get_info()[0]) if device.startswith("cuda") else 4 << 30
@@ -285,18 +294,19 @@ def _memory(device: str) -> int:
 
 def _paths(config: RankConfig, space: NetworkSpace) -> int:
     method = config.resolved()
-    return len(method.strategy.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
+    return len(method.sampling.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
 
 
 def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:
     """``scores.npz`` has PART_accuracy and PART_loss (sides, widths) and the table's ``truth`` (widths,)."""
-    place.mkdir(parents=True, exist_ok=True)
     arrays = {f"{part}_{name}": getattr(s, name) for part, s in scores.items() for name in ("accuracy", "loss")}
     held = io.BytesIO()
     np.savez_compressed(held, truth=truth.astype(np.float32), **{k: v.astype(np.float32) for k, v in arrays.items()})
-    write_whole(place / "scores.npz", held.getvalue())
-    write_whole(place / "scatter.svg", scatter_svg(scores["held_out"].accuracy.mean(0), truth, report).encode())
-    write_whole(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
+    plot = scatter_svg(scores["held_out"].accuracy.mean(0), truth, report)
+    with clear_errors(f"the scores in {place}"):
+        write_file(place / "scores.npz", held.getvalue())
+        write_file(place / "scatter.svg", plot.encode())
+        write_file(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
 
 
 def scatter_svg(score: NDArray[np.float64], truth: NDArray[np.float64], report: dict[str, Any]) -> str:

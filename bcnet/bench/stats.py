@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bcnet.bench.correlation import Correlations, reliability
-from bcnet.bench.files import write_whole
 from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.table import ChannelBench
-from bcnet.errors import BcnetError
+from bcnet.utils.files import clear_errors, write_file
 
 BINS = 40
 PANEL_WIDTH, PANEL_HEIGHT, MARGIN = 320, 240, 40
@@ -50,7 +49,7 @@ def statistics(table: ChannelBench) -> dict[str, Any]:
     }
 
 
-def write_report(table: ChannelBench, folder: str | os.PathLike[str]) -> list[Path]:
+def write_statistics(table: ChannelBench, folder: str | os.PathLike[str]) -> list[Path]:
     """Writes ``stats.json``, ``histograms.svg`` and the page ``stats.html`` into ``folder``; returns the files."""
     figures = statistics(table)
     texts = {
@@ -58,11 +57,9 @@ def write_report(table: ChannelBench, folder: str | os.PathLike[str]) -> list[Pa
         "histograms.svg": histograms_svg(figures),
         "stats.html": page(figures),
     }
-    try:
+    with clear_errors(f"the statistics in {folder}"):
         for name, text in texts.items():
-            write_whole(Path(folder) / name, text.encode())
-    except OSError as error:
-        raise BcnetError(f"cannot write into {folder}: {error.strerror or error}") from None
+            write_file(Path(folder) / name, text.encode())
     return [Path(folder) / name for name in texts]
 
 

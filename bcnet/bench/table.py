@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from bcnet.bench import correlation, schema
 from bcnet.bench.correlation import Correlations
-from bcnet.bench.files import checksum, find_table, write_whole
+from bcnet.bench.files import find_table
 from bcnet.bench.scorer import TableScorer
 from bcnet.bench.spaces import BenchSpace, get_space
 from bcnet.errors import BcnetError
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
+from bcnet.utils.files import checksum, clear_errors, write_file
 
 
 class Entry(NamedTuple):
@@ -95,10 +96,8 @@ class ChannelBench:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the table in the released schema, whole or not at all, and returns its path."""
         target = Path(path)
-        try:
-            write_whole(target, schema.dump(self.space, self.acc, self.costs))
-        except OSError as error:
-            raise BcnetError(f"cannot write the table {target}: {error.strerror or error}") from None
+        with clear_errors(f"the table {target}"):
+            write_file(target, schema.dump(self.space, self.acc, self.costs))
         return target
 
     def __len__(self) -> int:
@@ -170,9 +169,9 @@ class ChannelBench:
 
     def _ranked(self, budgets: Mapping[str, float] | None) -> NDArray[np.int64]:
         """Indices within the budgets, the most accurate first, equals by index."""
-        limits = dict(budgets or {})
+        constraints = dict(budgets or {})
         inside = np.ones(len(self), dtype=bool)
-        for name, limit in limits.items():
+        for name, limit in constraints.items():
             if name not in self.costs:
                 near = difflib.get_close_matches(str(name), self.costs, n=1)
                 hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -181,8 +180,8 @@ class ChannelBench:
                 raise BcnetError(f"the budget of {name} must be a number, got {limit!r:.40}")
             inside &= self.costs[name] <= limit
         if not inside.any():
-            asked = ", ".join(f"{name} <= {limit:,.12g}" for name, limit in limits.items())
-            least = ", ".join(f"{name} {self.costs[name].min():,.12g}" for name in limits)
+            asked = ", ".join(f"{name} <= {limit:,.12g}" for name, limit in constraints.items())
+            least = ", ".join(f"{name} {self.costs[name].min():,.12g}" for name in constraints)
             raise BcnetError(f"no widths of space {self.space.name!r} keep within {asked}; the least there is: {least}")
         index = np.flatnonzero(inside)
         return index[np.argsort(-self.mean[index], kind="stable")]

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from bcnet.data.source import Data
 from bcnet.supernet.gradients import PathGradients
-from bcnet.supernet.loop import Loop, Progress
 from bcnet.supernet.supernet import Supernet, Tap
-from bcnet.supernet.train import SupernetTraining
-from bcnet.task import Task
+from bcnet.supernet.training import SupernetTraining
+from bcnet.training.loop import Loop, Progress
+from bcnet.training.task import Task
 
 TAS = "tas"
 PASSES = 2

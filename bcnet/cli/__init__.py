@@ -15,6 +15,7 @@ from bcnet.cli.console import OneLineErrors
 from bcnet.cli.export import export_network
 from bcnet.cli.fairness import show_fairness
 from bcnet.cli.inspect import balance, list_models, show_cost, show_model
+from bcnet.cli.pick import pick_network
 from bcnet.cli.recipe import recipe_app
 from bcnet.cli.run import add_run_commands
 from bcnet.cli.search import show_front
@@ -43,6 +44,7 @@ def _root(
 
 
 add_run_commands(app)
+app.command("pick")(pick_network)
 app.command("front")(show_front)
 app.command("export")(export_network)
 app.add_typer(recipe_app, name="recipe")

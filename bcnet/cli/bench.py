@@ -35,12 +35,12 @@ def show_stats(
 ) -> None:
     """Show how FLOPs, parameters and widths rank the networks of a table, and how well any score could."""
     from bcnet.bench.predictors import PREDICTORS
-    from bcnet.bench.stats import statistics, write_report
+    from bcnet.bench.stats import statistics, write_statistics
     from bcnet.bench.table import ChannelBench
 
     loaded = ChannelBench.load(space, path, verify)
     figures = statistics(loaded)
-    files = write_report(loaded, out) if out else []
+    files = write_statistics(loaded, out) if out else []
     if as_json:
         print_json(figures)
         return
@@ -102,7 +102,7 @@ def rank_space(
     from bcnet.bench.table import ChannelBench
     from bcnet.data import LoadOptions, load_data
     from bcnet.errors import BcnetError
-    from bcnet.progress import counting_bar, training_bar
+    from bcnet.utils.progress import shown
 
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
@@ -119,17 +119,15 @@ def rank_space(
     if not data:
         raise BcnetError("rank trains on CIFAR-10: say where it lies with --data cifar10:FOLDER")
     parts = load_data(data, device=where, options=LoadOptions(batch_size=batch, channels_last=True))
-    reports = []
-    for config in configs:
-        with training_bar(config.name) as bar, counting_bar("scoring all widths") as count:
-            reports.append(rank(config, parts, loaded, where, out, bar, count))
+    with shown() as listener:
+        reports = [rank(config, parts, loaded, where, out, listener) for config in configs]
     if as_json:
         print_json(reports if len(reports) > 1 else reports[0])
         return
     rows = [
         (r["method"], r["seed"], read, *(f"{figures[k]:.3f}" for k in ("pearson", "spearman", "kendall")))
         for r in reports
-        for read, figures in (("score", r), ("law", r.get("held_out", {}).get("law")))
+        for read, figures in (("score", r), ("log-width", r.get("held_out", {}).get("log_width")))
         if figures
     ]
     heads = ["method", "seed", "read by", "Pearson", "Spearman", "Kendall"]
@@ -156,13 +154,13 @@ def build(
     from dataclasses import replace
 
     from bcnet.bench.build import TABLE_RECIPE, BuildConfig, build_table
-    from bcnet.progress import counting_bar
+    from bcnet.utils.progress import shown
 
     recipe = replace(TABLE_RECIPE, epochs=epochs, bf16=device.startswith("cuda"))
     names = tuple(ignore or ())
     config = BuildConfig(model, data, groups, base, names, seeds, batch, recipe, workers, engine, device)
-    with counting_bar("training networks") as bar:
-        built = build_table(config, out, bar)
+    with shown() as listener:
+        built = build_table(config, out, listener)
     best = built.best()
     typer.echo(f"{len(built):,} networks, best mean accuracy {float(best.mean):.2f} %: {out / 'table.json'}")
 

@@ -20,8 +20,8 @@ def export_network(
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Export the network that a run found, check it on real inputs, and time it beside the original."""
-    from bcnet.export import export_run
-    from bcnet.run import Run
+    from bcnet.run.export import export_run
+    from bcnet.run.session import Run
 
     opened = Run(Run.open(run).folder, device="cpu")
     result = export_run(opened, to, out, tolerance)

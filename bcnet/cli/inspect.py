@@ -18,7 +18,7 @@ from bcnet.cli.console import JSON_OPTION, console, print_json, table
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
-    from bcnet.sources import Source
+    from bcnet.models.load import LoadedModel
     from bcnet.space.network import NetworkSpace
 
 MODEL_ARGUMENT = typer.Argument(
@@ -36,7 +36,7 @@ LARGEST_FILE = 2**20  # bytes; far more than any list of widths needs
 
 def list_models(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
     """List the networks of the zoo."""
-    from bcnet.zoo import MODELS
+    from bcnet.models import MODELS
 
     if as_json:
         print_json(
@@ -126,19 +126,19 @@ def balance(
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Widths within a budget at once, without training: a width counts as much as it has layers."""
-    from bcnet.search import Limits, WidthLaw
+    from bcnet.search import Constraints, LogWidthModel
 
     source = _load(model, input_shape)
     with _one_line_warnings():
         space = source.space(groups=groups, base=base, round_to=round_to, ignore=ignore or (), squeeze=squeeze)
-    limits = Limits(space, space.costs, budget)
-    limits.check()
-    uniform, balanced = limits.uniform(), WidthLaw.balanced(space).best(limits)
+    constraints = Constraints(space, space.costs, budget)
+    constraints.check()
+    uniform, balanced = constraints.uniform(), LogWidthModel.balanced(space).best(constraints)
     costs = {"full": _costs(space, space.max), "uniform": _costs(space, uniform), "balanced": _costs(space, balanced)}
     if as_json:
         print_json({"model": source.spec, "widths": balanced, "uniform": uniform, "costs": costs})
         return
-    budgets = ", ".join(b.text for b in limits.budgets)
+    budgets = ", ".join(b.text for b in constraints.budgets)
     table(
         f"{source.spec} within {budgets}, for one input of {_by(source.input_shape)}",
         ["", "variable", "layers", *costs],
@@ -157,8 +157,8 @@ def balance(
 _TITLES = {"flops": "FLOPs", "params": "parameters", "memory": "peak activations, bytes"}
 
 
-def _load(model: str, input_shape: str | None) -> Source:
-    from bcnet.sources import load_model, parse_shape
+def _load(model: str, input_shape: str | None) -> LoadedModel:
+    from bcnet.models.load import load_model, parse_shape
 
     return load_model(model, None if input_shape is None else parse_shape(input_shape))
 
@@ -178,7 +178,7 @@ def _costs(space: NetworkSpace, widths: Any) -> dict[str, int]:
     return {name: int(cost(widths)[0]) for name, cost in space.costs.items()}
 
 
-def _report(source: Source, space: NetworkSpace) -> dict[str, Any]:
+def _report(source: LoadedModel, space: NetworkSpace) -> dict[str, Any]:
     low, high = _costs(space, space.min), _costs(space, space.max)
     return {
         "model": source.spec,
@@ -193,7 +193,7 @@ def _report(source: Source, space: NetworkSpace) -> dict[str, Any]:
     }
 
 
-def _print_space(source: Source, space: NetworkSpace, own_class: bool) -> None:
+def _print_space(source: LoadedModel, space: NetworkSpace, own_class: bool) -> None:
     out = console()
     low, high = _costs(space, space.min), _costs(space, space.max)
     table(

@@ -16,7 +16,7 @@ PLACE_ARGUMENT = typer.Argument(metavar="RECIPE", help="A recipe's name or its f
 @recipe_app.command("list")
 def list_recipes(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
     """List the recipes that come with bcnet."""
-    from bcnet.recipe import Recipe, names
+    from bcnet.run.recipe import Recipe, names
 
     recipes = {name: Recipe.read(name) for name in names()}
     if as_json:
@@ -45,7 +45,7 @@ def show_recipe(
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Print a recipe with every key, as YAML to start your own from."""
-    from bcnet.recipe import Recipe
+    from bcnet.run.recipe import Recipe
 
     recipe = Recipe.read(place)
     if as_json:
@@ -57,14 +57,14 @@ def show_recipe(
 @recipe_app.command("check")
 def check_recipe(place: Annotated[str, PLACE_ARGUMENT]) -> None:
     """Say whether a recipe is in order: its keys, its network, and its budgets for that network."""
-    from bcnet.recipe import Recipe
-    from bcnet.run import make_limits, make_space, needed_latency
-    from bcnet.sources import load_model
+    from bcnet.models.load import load_model
+    from bcnet.run.recipe import Recipe
+    from bcnet.run.session import make_constraints, make_space, needed_latency
 
     recipe = Recipe.read(place)
     space, full = make_space(load_model(recipe.model, recipe.input), recipe)
     latency = needed_latency(space, recipe)
     costs = space.costs if latency is None else {**space.costs, "latency": latency}
-    make_limits(space, full, costs, recipe).check()
+    make_constraints(space, full, costs, recipe).check()
     text = f"{place} is in order: {recipe.model}, {len(space)} width variables, within {', '.join(recipe.budgets)}"
     console().print(text, soft_wrap=True)

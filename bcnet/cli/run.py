@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,15 @@ from bcnet.cli.console import JSON_OPTION, console, fail, print_json, table
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
-    from bcnet.recipe import Recipe
-    from bcnet.run import Run
+    from bcnet.run.recipe import Recipe
+    from bcnet.run.session import Run
 
 RUN_ARGUMENT = typer.Argument(metavar="RUN", help="The folder of a run.")
 AGAIN_OPTION = typer.Option("--again", help="Do the stage again, and forget the stages after it.")
 DEVICE_OPTION = typer.Option("--device", help="cpu, cuda, cuda:1, ...; else a GPU where there is one.")
+LOG_OPTION = typer.Option(metavar="tensorboard", help="Also write every curve to RUN/tensorboard.")
+START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "score")
+"""Keys whose defaults depend on where networks start."""
 DATA_FORMS = "digits, cifar10:FOLDER or imagefolder:FOLDER"
 
 
@@ -28,6 +32,12 @@ def run_all(
     budget: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="flops=50%, params=3M, ...; may be repeated.")
     ] = None,
+    targets: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Several budgets, a slim network for each.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="The trained weights: .safetensors, or .pt, .pth.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights timm or torchvision publish.")] = False,
+    start: Annotated[str | None, typer.Option(help="trained: keep what it has learnt; or scratch.")] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe by name or file; see `bcnet recipe list`.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
@@ -38,29 +48,43 @@ def run_all(
     ] = None,
     device: Annotated[str | None, DEVICE_OPTION] = None,
     until: Annotated[str, typer.Option(metavar="STAGE", help="Stop after this stage.")] = "report",
+    log: Annotated[str, LOG_OPTION] = "",
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
-    """Find a slim network within a budget: couple, train, search, retrain, compare, export, report.
+    """Slim a network within a budget: what it has learnt is kept, and the slim networks learn from it.
 
     With nothing said, a small network on the embedded digits is slimmed to half its FLOPs.
     """
-    from bcnet.pipeline import check_stage
-    from bcnet.run import Run, command_line, facts
+    from bcnet.run.pipeline import check_stage
+    from bcnet.run.session import Run, command_line, facts
 
     check_stage(until)
+    if log not in ("", "tensorboard"):
+        raise BcnetError(f"--log is {log!r:.40}, but it must be tensorboard")
     if resume is not None:
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
-        _refuse({**given, "--set": settings})
-        _work(Run(resume, device), until, as_json)
+        more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
+        _refuse({**given, **more, "--set": settings})
+        _work(Run(resume, device), until, as_json, log=log)
         return
-    chosen = _changed(_base(model, data, recipe), model, data, budget, seed, settings or [])
+    options = {
+        "model": model,
+        "data": data,
+        "budgets": budget,
+        "targets": targets,
+        "weights": None if weights is None else str(weights.expanduser().resolve()),
+        "pretrained": pretrained or None,
+        "start": start,
+        "seed": seed,
+    }
+    chosen = _changed(_base(model, data, recipe), options, settings or [])
     run = Run(out if out is not None else _new_folder(chosen), device)
     with run.lock():
         Run.create(run.folder, chosen, facts(command_line(), chosen, str(run.device)))
     try:
-        _work(run, until, as_json)
+        _work(run, until, as_json, log=log)
     except BcnetError:
-        if not run.done("couple"):
+        if not run.done("trace"):
             run.abandon()
         raise
 
@@ -73,7 +97,7 @@ def _refuse(given: dict[str, Any]) -> None:
 
 def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     """The recipe that the options change."""
-    from bcnet.recipe import Recipe
+    from bcnet.run.recipe import Recipe
 
     if recipe is not None:
         return Recipe.read(recipe)
@@ -86,13 +110,15 @@ def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def _changed(
-    base: Recipe, model: str | None, data: str | None, budget: list[str] | None, seed: int | None, settings: list[str]
-) -> Recipe:
+def _changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
     """``base`` with what the command line says; files and folders by their full path, so that it works anywhere."""
     content = base.to_dict()
-    options = {"model": model, "data": data, "budgets": budget, "seed": seed}
-    content |= {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
+    if "start" in given and given["start"] != content["start"]:
+        content = {key: value for key, value in content.items() if key not in START_DEPENDENT}
+    if "targets" in given and "budgets" not in given:
+        content.pop("budgets")
+    content |= given
     for setting in settings:
         _set(content, setting)
     content |= {"model": _absolute(str(content["model"])), "data": _absolute(str(content["data"]))}
@@ -141,19 +167,25 @@ def _new_folder(recipe: Recipe) -> Path:
     raise BcnetError("runs/ is full: name a folder with --out")
 
 
-def _work(run: Run, until: str, as_json: bool, again: bool = False) -> None:
+def _work(run: Run, until: str, as_json: bool, again: bool = False, log: str = "") -> None:
     """Run the stages up to ``until`` and print what there is."""
-    from bcnet.display import shown
-    from bcnet.pipeline import run_stages
-    from bcnet.runfolder import RunFolder
+    from bcnet.run.folder import RunFolder
+    from bcnet.run.pipeline import run_stages
+    from bcnet.utils.progress import TensorBoard, shown
 
     RunFolder.open(run.folder)
     try:
-        with shown() as listener, run.lock():
-            run.listener = listener
-            run_stages(run, until, again)
+        with shown() as screen, run.lock():
+            run.listener = TensorBoard(screen, run.path(log)) if log else screen
+            with closing(run.listener):
+                run_stages(run, until, again)
     except KeyboardInterrupt:
         fail(f"stopped, nothing is lost: go on with `bcnet run --resume {run.folder}`", code=130)
+    print_run(run, until, as_json)
+
+
+def print_run(run: Run, until: str, as_json: bool) -> None:
+    """What a run has come to, for people or as JSON."""
     if as_json:
         print_json(_summary(run))
     else:
@@ -161,7 +193,7 @@ def _work(run: Run, until: str, as_json: bool, again: bool = False) -> None:
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    from bcnet.pipeline import STAGES
+    from bcnet.run.pipeline import STAGES
 
     result: dict[str, Any] = {"run": str(run.folder), "done": [name for name in STAGES if run.done(name)]}
     if run.done("compare"):
@@ -177,10 +209,13 @@ def _report_path(run: Run) -> str | None:
 
 
 def _print_summary(run: Run, until: str) -> None:
-    from bcnet.report.data import ReportData
     from bcnet.report.words import comparison
+    from bcnet.run.report import report_data
 
     out = console()
+    if run.done("targets"):
+        _print_targets(run)
+        return
     if not run.done("compare"):
         out.print(f"{until} is done: {run.folder}", soft_wrap=True)
         return
@@ -201,7 +236,7 @@ def _print_summary(run: Run, until: str) -> None:
     budgets = ", ".join(run.recipe.budgets)
     images = "test" if compared["scored_on"] == "test" else "validation"
     table(
-        f"{run.recipe.model} within {budgets}, trained from scratch; {score} on {images} images",
+        f"{run.recipe.model} within {budgets}, {_began(run)}; {score} on {images} images",
         [
             "network",
             score,
@@ -211,10 +246,27 @@ def _print_summary(run: Run, until: str) -> None:
         ],
         rows,
     )
-    for sentence in comparison(ReportData.from_run(run)):
+    for sentence in comparison(report_data(run)):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     report = _report_path(run) if run.done("report") else None
     out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
+
+
+def _began(run: Run) -> str:
+    return "weights inherited" if run.recipe.start == "trained" else "trained from scratch"
+
+
+def _print_targets(run: Run) -> None:
+    """One line for every target: what ships, and uniform scaling beside it."""
+    rows = []
+    for target in run.read("targets")["targets"]:
+        slim, uniform = target["networks"][target["chosen"]], target["networks"].get("uniform")
+        figures = (f"{slim['score']:.4f}", f"{uniform['score']:.4f}" if uniform else "-")
+        rows.append((target["budget"], target["chosen"], *figures, slim["costs"]["flops"], slim["costs"]["params"]))
+    title = f"{run.recipe.model}, {_began(run)}: a slim network for every target"
+    table(title, ["target", "ships", "score", "uniform", "FLOPs", "parameters"], rows)
+    report = _report_path(run) if run.done("report") else None
+    console().print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
 
 
 def _stage_command(name: str, about: str) -> Any:
@@ -224,7 +276,7 @@ def _stage_command(name: str, about: str) -> Any:
         device: Annotated[str | None, DEVICE_OPTION] = None,
         as_json: Annotated[bool, JSON_OPTION] = False,
     ) -> None:
-        from bcnet.run import Run
+        from bcnet.run.session import Run
 
         _work(Run(run, device), name, as_json, again)
 

@@ -64,7 +64,7 @@ def _kind(trial: Trial, best: Trial | None) -> str:
 
 def _chosen(run: Path) -> Trial | None:
     """What the search of a run took, None while it has not ended."""
-    from bcnet.runfolder import RunFolder
+    from bcnet.run.folder import RunFolder
     from bcnet.search import Trial
 
     folder = RunFolder(run)

@@ -10,7 +10,6 @@ import hashlib
 import io
 import os
 import pickle
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from bcnet.data.source import ImageSet, Labelled, check_labels
 from bcnet.errors import BcnetError
+from bcnet.utils.files import write_file
 
 MEAN = (0.4914 * 255, 0.4822 * 255, 0.4465 * 255)
 STD = (0.2470 * 255, 0.2435 * 255, 0.2616 * 255)
@@ -171,7 +171,9 @@ def _read_parquet(path: Path) -> Rows:
         warnings.warn(f"the cache file {cached} is damaged; {path} is decoded again", stacklevel=2)
     rows = _decode_parquet(path)
     try:
-        _write_atomically(cached, rows)
+        held = io.BytesIO()
+        np.save(held, rows, allow_pickle=False)
+        write_file(cached, held.getvalue())
     except OSError as error:
         warnings.warn(f"decoded images could not be cached in {cached.parent}: {error.strerror}", stacklevel=2)
     return rows
@@ -207,16 +209,3 @@ def _decode_parquet(path: Path) -> Rows:
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path(os.path.expanduser("~")) / ".cache") / "bcnet"
-
-
-def _write_atomically(path: Path, rows: Rows) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False) as file:
-        try:
-            np.save(file, rows, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, path)

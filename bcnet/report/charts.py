@@ -29,17 +29,44 @@ _SIZES = {"full": 11, "uniform": 12, "balanced": 12, "random": 12, "found": 17}
 
 def all_charts(data: ReportData) -> dict[str, Figure]:
     """Every chart by the id of its place on the page."""
-    known = {} if data.gains is None else {"law": law(data, data.gains)}
+    known = {} if data.gains is None else {"log-width": log_width(data, data.gains)}
+    if data.race:
+        known["race"] = race(data)
+    if data.supernet_curve is not None:
+        known["supernet-curve"] = curves([data.supernet_curve])
+    if data.principle is not None:
+        known["fairness"] = fairness(data, get_principle(data.principle))
     return {
         **known,
         "retained": retained(data),
         "front": front(data),
         "progress": progress(data),
-        "supernet-curve": curves([data.supernet_curve]),
         "retrain-curve": curves(data.retrain_curves),
-        "fairness": fairness(data),
         "costs": costs(data),
     }
+
+
+def race(data: ReportData) -> Figure:
+    """What every finalist had on validation after each round it ran in."""
+    key = "loss" if data.ranked_by == "loss" else "score"
+    traces: list[Figure] = []
+    for name in dict.fromkeys(row["name"] for row in data.race):
+        rows = [row for row in data.race if row["name"] == name]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": [row["epochs"] for row in rows],
+                "y": [row[key] for row in rows],
+                "hovertemplate": f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(name)}</extra>",
+            }
+        )
+    return _figure(
+        traces,
+        xaxis={"title": {"text": "epoch"}, "showgrid": False},
+        yaxis={"title": {"text": f"validation {key}"}},
+    )
 
 
 def retained(data: ReportData) -> Figure:
@@ -117,7 +144,7 @@ def front(data: ReportData) -> Figure:
     ]
     points = {who: data.networks[who].costs.get(name) for who in ("full", "uniform") if who in data.networks}
     points["found"] = data.chosen.costs[name]
-    scores = {**data.supernet_scores, "found": data.chosen.score}
+    scores = {**data.reference_scores, "found": data.chosen.score}
     for who, at in points.items():
         if at is not None and scores.get(who) is not None:
             traces.append(_point(data, who, at / scale, _score(data, scores[who]), unit))
@@ -150,7 +177,7 @@ def progress(data: ReportData) -> Figure:
         },
     ]
     shapes, labels = [], []
-    uniform = data.supernet_scores.get("uniform")
+    uniform = data.reference_scores.get("uniform")
     if uniform is not None:
         y = _score(data, uniform)
         shapes = [_line({"x0": 0, "x1": 1, "xref": "paper", "y0": y, "y1": y}, "--uniform")]
@@ -164,8 +191,8 @@ def progress(data: ReportData) -> Figure:
     )
 
 
-def law(data: ReportData, gains: Sequence[float]) -> Figure:
-    """What doubling every width is worth to the supernet, by the width law."""
+def log_width(data: ReportData, gains: Sequence[float]) -> Figure:
+    """What doubling every width is worth to the supernet, by the log-width model."""
     loss = data.ranked_by == "loss"
     shown = [100 * gain if _percent(data) else gain for gain in gains]
     what = "loss" if loss else data.metric
@@ -223,9 +250,8 @@ def curves(given: Sequence[Curve]) -> Figure:
     )
 
 
-def fairness(data: ReportData) -> Figure:
+def fairness(data: ReportData, chosen: Principle) -> Figure:
     """How often each channel is used; one pair of traces per variable, of which the page shows one."""
-    chosen = get_principle(data.principle)
     traces = []
     for number, variable in enumerate(data.variables):
         shown = {"visible": number == widest(data)}

@@ -6,13 +6,23 @@ import math
 from collections.abc import Mapping
 
 from bcnet.report.data import Figures, ReportData
-from bcnet.search.budget import format_cost
+from bcnet.search.constraints import format_cost
 
 COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
+CRITERIA = {
+    "l1": "L1 norms",
+    "l2": "L2 norms",
+    "bn-scale": "batch-norm scales",
+    "taylor": "first-order Taylor scores",
+    "fpgm": "distances from the geometric median",
+    "lamp": "LAMP scores",
+}
 RIVALS = {
     "uniform": "scaling all layers alike",
     "balanced": "balancing layers without a search",
     "random": "the best of random widths",
+    "random-global": "cutting channels at random",
+    **{f"{name}-global": f"one threshold on {label} over all layers" for name, label in CRITERIA.items()},
 }
 """What the network found is compared with at its own budget."""
 
@@ -46,6 +56,10 @@ def milliseconds(value: float | None) -> str:
 def headline(data: ReportData) -> str:
     """The verdict in one line."""
     name = data.first_budget.name
+    if data.inherited and not math.isnan(data.full.score):
+        slim = share(data.found.costs[name], data.full.costs[name])
+        before, after = score(data, data.full.score), score(data, data.found.score)
+        return f"your network: {before} at 100% → slim: {after} at {slim} of the {COSTS.get(name, name)}"
     at = f"{share(data.found.costs[name], data.full.costs[name])} of the {COSTS.get(name, name)}"
     if math.isnan(data.full.score):
         return f"{at}, {score(data, data.found.score)} {data.metric}"
@@ -70,8 +84,12 @@ def verdict(data: ReportData) -> list[str]:
 
 def comparison(data: ReportData) -> list[str]:
     """What was found beside other networks of the same budget, in up to two sentences, and what may be chance."""
-    rivals = [data.networks[name] for name in RIVALS if name in data.networks]
+    rivals = [data.networks[name] for name in RIVALS if name in data.networks and name != data.slim]
     sentences = []
+    if data.slim != "found":
+        sentences.append(
+            f"On validation images {RIVALS[data.slim]} did better than what the search found, so that is what ships."
+        )
     if rivals:
         sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
     behind = max((rival.score - data.found.score for rival in rivals), default=0.0)

@@ -8,7 +8,7 @@ from typing import Any
 from bcnet.errors import BcnetError
 
 FORMAT_VERSION = 1
-CHOICES = ("score", "law")
+CHOICES = ("score", "log-width")
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class SearchConfig:
     front_share: float = 0.25
     """The share of each generation picked for the Pareto front rather than for the best score."""
     choose: str = "score"
-    """What decides: the best ``score``, or a ``law`` of width fitted to all scores, whose best widths are scored last
-    (:class:`~bcnet.search.law.WidthLaw`). A law is for scores that err, as a supernet's do; ``greedy`` and ``uniform``
-    end where they end."""
+    """What decides: the best ``score``, or the ``log-width`` model fitted to all scores, whose best configuration is
+    scored last (:class:`~bcnet.search.predictors.log_width.LogWidthModel`). The model is for scores that err, as a
+    supernet's do; ``greedy`` and ``uniform`` end where they end."""
     effective: float = 2.0
     """Prior population: the effective number of candidates per variable to sample from."""
-    engine: str = "here"
+    executor: str = "here"
     workers: int = 1
 
     def __post_init__(self) -> None:
@@ -52,8 +52,10 @@ class SearchConfig:
                 raise BcnetError(f"{name} is {getattr(self, name)}, but it must lie in 0..1")
         if self.choose not in CHOICES:
             raise BcnetError(f"choose is {self.choose!r:.40}, but it must be one of {', '.join(CHOICES)}")
-        if self.by_law and self.evaluations < 2:
-            raise BcnetError("evaluations is 1, but a law is fitted to some and tried with the last: give at least 2")
+        if self.by_log_width and self.evaluations < 2:
+            raise BcnetError(
+                "evaluations is 1, but the log-width model needs one to fit and one to try: give at least 2"
+            )
         if not self.effective >= 1:
             raise BcnetError(f"effective is {self.effective}, but a variable has at least 1 effective candidate")
 
@@ -63,14 +65,14 @@ class SearchConfig:
         return cls(**{"feasible_only": False, "pool": 1, "climbers": 0, **settings})
 
     @property
-    def by_law(self) -> bool:
-        """Whether a law decides."""
-        return self.choose == "law" and self.strategy in ("evolution", "random")
+    def by_log_width(self) -> bool:
+        """Whether the log-width model decides."""
+        return self.choose == "log-width" and self.strategy in ("evolution", "random")
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide which widths are asked for; where they are scored does not, nor does how many
-        are, unless the last is a law's."""
-        apart = ("engine", "workers") if self.by_law else ("engine", "workers", "evaluations", "choose")
+        are, unless the last is the log-width model's."""
+        apart = ("executor", "workers") if self.by_log_width else ("executor", "workers", "evaluations", "choose")
         return {k: v for k, v in asdict(self).items() if k not in apart}
 
     def to_dict(self) -> dict[str, Any]:

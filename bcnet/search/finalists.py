@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bcnet.errors import BcnetError
-from bcnet.search.budget import Budget
+from bcnet.search.constraints import Budget
 from bcnet.search.trial import Trial
 
 

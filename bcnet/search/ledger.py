@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bcnet.errors import BcnetError
-from bcnet.search.budget import Limits
-from bcnet.search.scoring import Engine
+from bcnet.search.constraints import Constraints
+from bcnet.search.scorers import Executor
 from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial, best_of
 from bcnet.space.widths import Widths
@@ -19,7 +19,7 @@ FAILURES_AT_START = 100
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """Where a search stands; ``hits`` counts widths answered without scoring, from this run or the store."""
 
     generation: int
@@ -37,9 +37,14 @@ class Ledger:
     """
 
     def __init__(
-        self, limits: Limits, engine: Engine, store: TrialStore, evaluations: int, told: Callable[[Progress], None]
+        self,
+        constraints: Constraints,
+        executor: Executor,
+        store: TrialStore,
+        evaluations: int,
+        told: Callable[[SearchProgress], None],
     ):
-        self._limits, self._engine, self._store, self._told = limits, engine, store, told
+        self._constraints, self._engine, self._store, self._told = constraints, executor, store, told
         self._evaluations = evaluations
         self.reserved = 0
         self._stored = {trial.widths: trial for trial in store.trials()}
@@ -92,8 +97,8 @@ class Ledger:
             return
         keys = list(numbers)
         widths = np.array(keys, dtype=np.int64)
-        columns = {name: cost(widths) for name, cost in self._limits.costs.items()}
-        feasible = self._limits.feasible(widths)
+        columns = {name: cost(widths) for name, cost in self._constraints.costs.items()}
+        feasible = self._constraints.feasible(widths)
         for row, score, failure, seconds in self._engine(widths):
             costs = {name: int(column[row]) for name, column in columns.items()}
             number, fits = numbers[keys[row]], bool(feasible[row])
@@ -104,8 +109,8 @@ class Ledger:
     def _take(self, trial: Trial) -> None:
         self._trials[trial.widths] = trial
         self._failures += trial.score is None
-        self._best = best_of([t for t in (self._best, trial) if t is not None], self._limits.budgets[0].name)
+        self._best = best_of([t for t in (self._best, trial) if t is not None], self._constraints.budgets[0].name)
         if self._failures == len(self) == FAILURES_AT_START:
             raise BcnetError(f"the first {FAILURES_AT_START} trials all failed, the last with: {trial.failure}")
         state = (trial.generation, len(self), self._evaluations, self.hits, self._failures, self._best)
-        self._told(Progress(*state))
+        self._told(SearchProgress(*state))

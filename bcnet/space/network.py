@@ -21,8 +21,9 @@ from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
+from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.outputs import logits
-from bcnet.space.resize import draw, find_attributes, resized, shape_at, sliced
+from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable, candidates
 
@@ -170,28 +171,43 @@ class NetworkSpace(WidthSpace):
         return self._own_class
 
     def build(
-        self, widths: ArrayLike, weights_of: nn.Module | None = None, side: Side = "left", *, grow: bool = False
+        self,
+        widths: ArrayLike,
+        weights_of: nn.Module | None = None,
+        side: Side = "left",
+        *,
+        keep: Keep | None = None,
+        grow: bool = False,
     ) -> nn.Module:
         """A plain network at ``widths`` (L,): fresh weights, or slices of ``weights_of``.
 
         ``weights_of`` is the original network or a supernet (anything whose state has the original's
-        names); ``side`` says which channels of it are taken. ``grow`` allows widths beyond the original's.
+        names). Which of its channels are taken, ``side`` says, or ``keep``: the most important ones by a
+        criterion (``"l2"``, see :func:`bcnet.space.importance.importance`) or by scores of one's own, or those
+        named, an array for each variable (:func:`bcnet.space.importance.kept_units`); their order stays.
+        ``grow`` allows widths beyond the original's.
         """
         checked = np.asarray(widths, dtype=np.int64) if grow else self.check(widths)
         if checked.ndim != 1:
             raise BcnetError("build takes the widths of one network, a row of numbers")
+        if keep is not None and weights_of is None:
+            raise BcnetError("keep says which channels of a network stay: give that network as weights_of")
+        kept = None if keep is None or weights_of is None else kept_units(self, self.units(checked), keep, weights_of)
         network = (self._own if self.own_class else self._from_graph)(checked)
         if weights_of is None:
             draw(network, self.model, self.coupling.axes, self.units(checked))
             if self.init is not None:
                 self.init(network)
         else:
-            self.copy_weights(network, checked, weights_of, side)
+            self.copy_weights(network, checked, weights_of, side, kept)
         return network
 
     @torch.no_grad()
-    def copy_weights(self, network: nn.Module, widths: Widths, source: nn.Module, side: Side = "left") -> None:
-        """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes."""
+    def copy_weights(
+        self, network: nn.Module, widths: Widths, source: nn.Module, side: Side = "left", kept: Kept | None = None
+    ) -> None:
+        """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes, or
+        with its units ``kept``."""
         given = _state(source)
         total = self.total_units({name: tensor.shape for name, tensor in given.items()})
         units = self.units(widths)
@@ -201,7 +217,12 @@ class NetworkSpace(WidthSpace):
             if name not in given:
                 raise BcnetError(f"weights_of has no parameter {name!r}: it must be the traced network or its supernet")
             axes = self.coupling.axes.get(name)
-            tensor.copy_(given[name] if axes is None else sliced(given[name], axes, units, total, side))
+            if axes is None:
+                tensor.copy_(given[name])
+            elif kept is None:
+                tensor.copy_(sliced(given[name], axes, units, total, side))
+            else:
+                tensor.copy_(selected(given[name], axes, kept, total))
 
     def total_units(self, shapes: Mapping[str, Sequence[int]]) -> list[int]:
         """How many units of each variable a state of these shapes (the original's or a supernet's) holds, from one

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -34,6 +35,14 @@ def sliced(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int], total: Se
             continue
         parts = [tensor.narrow(dim, start, length) for start, length in pieces]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return tensor
+
+
+def selected(tensor: Tensor, axes: Sequence[Axis], kept: Sequence[np.ndarray], total: Sequence[int]) -> Tensor:
+    """The part of a parameter (built for ``total`` units) that belongs to the units ``kept``."""
+    for dim, axis in enumerate(axes):
+        if axis.variables:
+            tensor = tensor.index_select(dim, torch.from_numpy(axis.indices(kept, total)).to(tensor.device))
     return tensor
 
 

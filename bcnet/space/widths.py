@@ -125,6 +125,11 @@ class WidthSpace:
         return tuple(v.name for v in self.variables)
 
     @property
+    def steps(self) -> Widths:
+        """What uniform scaling rounds the width of each variable to: (L,)."""
+        return self._steps
+
+    @property
     def layer_counts(self) -> NDArray[np.float64]:
         """How many layers have channels of each variable, at least one: (L,)."""
         return np.array([max(len(v.layers), 1) for v in self.variables], dtype=np.float64)

@@ -26,8 +26,8 @@ from bcnet.space.network import NetworkSpace, Side
 from bcnet.space.operators.table import bind
 from bcnet.space.resize import sliced
 from bcnet.space.rewrite import Slot, put, rewrite
-from bcnet.supernet import distributed
 from bcnet.supernet.principle import Principle, get_principle
+from bcnet.training import distributed
 
 Stats = dict[str, Tensor]
 Tap = Callable[[Tensor, str], Tensor]

@@ -1,0 +1,410 @@
+"""The operators of one level of the tree: what they read, cut to the units chosen so far, and how they run.
+
+A dense layer that contracts the variable its level chooses adds the channels by which this candidate exceeds
+the one before to a running sum, so that all candidates together cost one widest layer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from bcnet.accel.enumeration.prefix_tree import Layout, Work, functional
+from bcnet.space.axis import Axis, Size
+from bcnet.space.network import Side
+from bcnet.space.resize import sliced
+
+if TYPE_CHECKING:
+    from bcnet.accel.enumeration.walker import Walker
+
+Pieces = tuple[tuple[int, int], ...]
+
+
+def cut(tensor: Tensor, dim: int, pieces: Pieces) -> Tensor:
+    """The pieces (start, length) of a dimension: a view where it is one."""
+    if pieces == ((0, tensor.shape[dim]),):
+        return tensor
+    parts = [tensor.narrow(dim, start, length) for start, length in pieces]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def added(axis: Axis, variable: int, before: int, now: int, held: Sequence[int], side: Side) -> Pieces:
+    """Where an axis built for ``held`` units has the units by which ``now`` exceeds ``before``."""
+    found, start = [], 0
+    for s in axis.segments:
+        whole = 1 if s.variable is None else held[s.variable]
+        if s.variable == variable:
+            skipped = before if side == "left" else whole - now
+            found.append((start + skipped * s.repeat, (now - before) * s.repeat))
+        start += whole * s.repeat
+    return tuple(found)
+
+
+class Reader:
+    """A value of the graph as a level sees it: cut to the units chosen since it was computed."""
+
+    def __init__(self, walker: Walker, node: fx.Node, level: int):
+        self.walker, self.node = walker, node
+        place, since = walker.tree.place, walker.tree.level_of[node]
+        self.layout: Layout | None = walker.tree.layouts.get(node)
+        variables = self.layout.axis.variables if self.layout else frozenset()
+        chosen = (
+            range(since, level) if level <= walker.tail else range(since, len(place) if since <= walker.tail else 0)
+        )
+        self.narrowed = tuple(v for v in sorted(variables) if place[v] in chosen)
+        self.variables = tuple(sorted(variables))
+        self._pieces: dict[tuple[int, ...], Pieces] = {}
+
+    def held(self) -> list[int]:
+        """The units at which the value was computed."""
+        units = list(self.walker.units)
+        for v in self.narrowed:
+            units[v] = self.walker.widest[v]
+        return units
+
+    def read(self) -> Any:
+        value = self.walker.values[self.node]
+        if not self.narrowed or self.layout is None:
+            return value
+        units = self.walker.units
+        key = tuple(units[v] for v in self.variables)
+        if key not in self._pieces:
+            self._pieces[key] = self.layout.axis.pieces(units, self.held(), self.walker.side)
+        return cut(value, self.layout.dim, self._pieces[key])
+
+
+class State:
+    """A parameter, buffer or constant, cut to the current units; every cut is made once."""
+
+    def __init__(self, walker: Walker, node: fx.Node, axes: tuple[Axis, ...] | None, dtype: torch.dtype | None = None):
+        self.walker, self.axes = walker, axes
+        self.tensor = walker.state[node]
+        if dtype is not None:
+            self.tensor = self.tensor.to(dtype)
+        self.variables = tuple(sorted(frozenset().union(*(a.variables for a in axes or ()))))
+        self._cuts: dict[tuple[int, ...], Tensor] = {}
+
+    def read(self) -> Tensor:
+        if not self.variables or self.axes is None:
+            return self.tensor
+        units = self.walker.units
+        key = tuple(units[v] for v in self.variables)
+        if key not in self._cuts:
+            self._cuts[key] = sliced(self.tensor, self.axes, units, self.walker.widest, self.walker.side)
+        return self._cuts[key]
+
+
+class Units:
+    """A size constant of the graph at the current units."""
+
+    def __init__(self, walker: Walker, size: Size):
+        self.walker, self.size = walker, size
+
+    def read(self) -> int:
+        return self.size.at(self.walker.units)
+
+
+class Step(ABC):
+    """One operator (or several, fused) of a level; ``dies`` are the nodes nothing needs afterwards."""
+
+    def __init__(self, walker: Walker, works: Sequence[Work]):
+        self.walker, self.node = walker, works[-1].node
+        inner = {w.node for w in works[:-1]}
+        self.dies = tuple(n for w in works for n in w.dies if n not in inner)
+
+    @abstractmethod
+    def run(self) -> Any:
+        """The value of the step's node at the current units."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether it treats every image apart, in the same way whatever candidate its level chooses."""
+        return False
+
+
+class Stacking(Step):
+    """A step that can give its values for every candidate of the variable its level chooses at once."""
+
+    @property
+    @abstractmethod
+    def stacks(self) -> bool:
+        """Whether it can, for its place in the network."""
+
+    @abstractmethod
+    def stacked(self) -> Tensor:
+        """The values for every candidate, (candidates, n, ...)."""
+
+
+class Call(Step):
+    """An operator that treats channels apart, run as it stands in the graph."""
+
+    def __init__(self, walker: Walker, work: Work, args: Any, kwargs: Any):
+        super().__init__(walker, [work])
+        target: Any = work.node.target
+        self.target = functional(target) if isinstance(target, torch._ops.OpOverload) else target
+        self.args, self.kwargs = args, kwargs
+
+    def run(self) -> Any:
+        return self.target(*[read(a) for a in self.args], **{k: read(a) for k, a in self.kwargs.items()})
+
+    @property
+    def apart(self) -> bool:
+        return self.target is torch.ops.aten.flatten.using_ints and self.args[1:2] == [1]
+
+
+class Same(Step):
+    """Dropout in evaluation."""
+
+    def __init__(self, walker: Walker, work: Work, x: Reader):
+        super().__init__(walker, [work])
+        self.x = x
+
+    def run(self) -> Any:
+        return self.x.read()
+
+    @property
+    def apart(self) -> bool:
+        return True
+
+
+class Norm(Step):
+    """Batch norm with the statistics of this batch, an addition and ReLU where these follow."""
+
+    def __init__(
+        self, walker: Walker, works: Sequence[Work], args: Mapping[str, Any], other: Reader | None, relu: bool
+    ):
+        super().__init__(walker, works)
+        self.x, self.weight, self.bias = args["input"], args["weight"], args["bias"]
+        self.eps, self.other, self.relu = args["eps"], other, relu
+
+    def run(self) -> Tensor:
+        x = self.x.read()
+        y = torch.batch_norm(x, read(self.weight), read(self.bias), None, None, True, 0.0, self.eps, False)
+        if self.walker.dtype is not None:
+            y = y.to(self.walker.dtype)
+        if self.other is not None:
+            y += self.other.read()
+        return y.relu_() if self.relu else y
+
+
+class Dense(Stacking):
+    """A dense convolution or linear layer; ``shared`` where it contracts the variable its level chooses."""
+
+    def __init__(self, walker: Walker, work: Work, args: dict[str, Any]):
+        super().__init__(walker, [work])
+        assert work.contracts is not None
+        self.work, self.depth = work, work.level - 1
+        self.axes: tuple[Axis, ...] = args["weight"].axes
+        self.x, self.weight, self.bias = args["input"], args["weight"], args["bias"]
+        self.operator: Any = functional(work.node.target)
+        self.rest = {k: a for k, a in args.items() if k not in ("input", "weight", "bias")}
+        self.variable = walker.tree.order[self.depth] if work.level else -1
+        self.shared = work.level <= walker.tail and self.variable in self.x.narrowed
+        self._cuts: dict[tuple[int, ...], tuple[Pieces, Tensor, Tensor | None]] = {}
+        self._stacks: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
+
+    def run(self) -> Tensor:
+        return self._share() if self.shared else self._apply(self.x.read(), self.weight.read(), read(self.bias))
+
+    def _apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = self.operator(x.to(weight.dtype), weight, bias, **self.rest)
+        return result
+
+    def _share(self) -> Tensor:
+        """The channels by which this candidate exceeds the one before, added to the running sum.
+
+        A candidate that was left out is caught up with group by group, so that a sum never depends on which
+        other candidates were asked for.
+        """
+        walker, v = self.walker, self.variable
+        rank, ranks = walker.rank[self.depth], walker.candidates[v]
+        done, total = walker.sums.pop(self.node, (-1, None))
+        for number in range(done + 1, rank + 1):
+            walker.units[v] = ranks[number]
+            pieces, weight, bias = self.parts(number)
+            part = self._apply(self.cut_input(pieces), weight, bias)
+            if walker.dtype is not None and len(ranks) > 1:
+                part = part.float()
+            total = part if total is None else part.add_(total)
+        if rank + 1 < len(ranks) or walker.dry:
+            walker.sums[self.node] = rank, total
+        if v in self.axes[0].variables:
+            held = self._with(walker.widest[v])
+            return cut(total, self._dim, self.axes[0].pieces(walker.units, held, walker.side))
+        return total
+
+    def cut_input(self, pieces: Pieces) -> Tensor:
+        return cut(self.walker.values[self.x.node], self._dim, pieces)
+
+    @property
+    def _ends(self) -> bool:
+        """Whether it is a linear layer of fixed outputs."""
+        return self.work.kind == "aten::linear" and not self.axes[0].variables
+
+    @property
+    def apart(self) -> bool:
+        return self._ends and not self.shared and self.variable not in self.weight.variables
+
+    @property
+    def stacks(self) -> bool:
+        """A linear layer of fixed outputs is so cheap that all candidates go in one product."""
+        return self._ends and self.shared and self.x.layout == Layout(1, self.axes[1])
+
+    def stacked(self) -> Tensor:
+        """(candidates, n, outputs): channels that a candidate lacks have weight 0."""
+        walker, v = self.walker, self.variable
+        key = tuple(walker.units[u] for u in self.weight.variables)
+        if key not in self._stacks:
+            inner = self.axes[1].pieces(walker.units, walker.widest, walker.side)
+            weight = cut(self.weight.tensor, 1, inner)
+            rows = []
+            for units in walker.candidates[v]:
+                mask = torch.zeros(weight.shape[1], dtype=weight.dtype, device=weight.device)
+                for start, length in self.axes[1].pieces(self._with(units), self.x.held(), walker.side):
+                    mask[start : start + length] = 1
+                rows.append(weight * mask)
+            bias = None if self.bias is None else self.bias.tensor.repeat(len(rows))
+            self._stacks[key] = torch.cat(rows), bias
+        weight, bias = self._stacks[key]
+        found = self._apply(self.walker.values[self.x.node], weight, bias)
+        return found.unflatten(1, (len(walker.candidates[v]), -1)).transpose(0, 1)
+
+    @property
+    def _dim(self) -> int:
+        return self.x.layout.dim
+
+    def _with(self, units: int) -> list[int]:
+        """The current units, but ``units`` of the variable that this layer contracts."""
+        found = list(self.walker.units)
+        found[self.variable] = units
+        return found
+
+    def parts(self, rank: int) -> tuple[Pieces, Tensor, Tensor | None]:
+        """Where the input has the channels to add, and the weight and bias for them."""
+        walker, v = self.walker, self.variable
+        key = (rank, *(walker.units[u] for u in self.weight.variables))
+        if key not in self._cuts:
+            now = walker.units[v]
+            before = walker.candidates[v][rank - 1] if rank else 0
+            tensor = cut(
+                self.weight.tensor, 0, self.axes[0].pieces(self._with(walker.widest[v]), walker.widest, walker.side)
+            )
+            if rank:
+                pieces = added(self.work.contracts, v, before, now, self.x.held(), walker.side)  # type: ignore[arg-type]
+                inner = added(self.axes[1], v, before, now, walker.widest, walker.side)
+            else:
+                pieces = self.x.layout.axis.pieces(walker.units, self.x.held(), walker.side)
+                inner = self.axes[1].pieces(walker.units, walker.widest, walker.side)
+            bias = None if rank or self.bias is None else self._bias()
+            self._cuts[key] = pieces, cut(tensor, 1, inner), bias
+        return self._cuts[key]
+
+    def _bias(self) -> Tensor:
+        held = self._with(self.walker.widest[self.variable])
+        return sliced(self.bias.tensor, self.bias.axes or (), held, self.walker.widest, self.walker.side)
+
+
+def read(arg: Any) -> Any:
+    if isinstance(arg, (Reader, State, Units)):
+        return arg.read()
+    return [read(a) for a in arg] if isinstance(arg, list) else arg
+
+
+def _other(addition: Work, node: fx.Node) -> Any:
+    a, b = addition.args["self"], addition.args["other"]
+    return b if a is node else a
+
+
+class Maker:
+    """Turns the works of a level into steps."""
+
+    def __init__(self, walker: Walker, slots: dict[tuple[fx.Node, str, int | None], Size]):
+        self.walker, self.slots = walker, slots
+
+    def level(self, works: Sequence[Work]) -> list[Step]:
+        steps: list[Step] = []
+        taken: set[fx.Node] = set()
+        for work in works:
+            if work.node not in taken:
+                chain = self._chain(work, works)
+                taken.update(w.node for w in chain)
+                steps.append(self._step(chain))
+        return steps
+
+    def _chain(self, work: Work, works: Sequence[Work]) -> list[Work]:
+        """The works that become one step: batch norm with the addition and ReLU that alone use its result."""
+        if work.kind != "aten::batch_norm":
+            return [work]
+        return [work, *self._after(work, work, {w.node: w for w in works})]
+
+    def _after(self, norm: Work, first: Work, rows: dict[fx.Node, Work]) -> list[Work]:
+        """The addition and ReLU that follow ``norm`` in a step that begins with ``first``."""
+        found: list[Work] = []
+        for kind in ("aten::add", "aten::relu"):
+            last = found[-1] if found else norm
+            user = self._only_user(last, kind, rows)
+            if user is not None and (kind == "aten::relu" or self._adds(user, last, first, rows)):
+                found.append(user)
+        return found
+
+    def _only_user(self, work: Work, kind: str, rows: dict[fx.Node, Work]) -> Work | None:
+        users = list(work.node.users)
+        user = rows.get(users[0]) if len(users) == 1 else None
+        return user if user is not None and user.kind == kind else None
+
+    def _adds(self, user: Work, last: Work, first: Work, rows: dict[fx.Node, Work]) -> bool:
+        """Whether an addition joins ``last`` with another tensor of its shape that is there before ``first``."""
+        other = _other(user, last.node)
+        if not isinstance(other, fx.Node) or other is last.node or user.args.get("alpha") != 1:
+            return False
+        nodes = list(rows)
+        in_time = other not in rows or nodes.index(other) < nodes.index(first.node)
+        return in_time and other.meta["val"].shape == last.node.meta["val"].shape
+
+    def _step(self, chain: list[Work]) -> Step:
+        work = chain[0]
+        if work.contracts is not None:
+            return Dense(self.walker, work, self._named(work))
+        if work.kind == "aten::batch_norm":
+            return Norm(self.walker, chain, self._named(work), *self._surroundings(chain))
+        if work.kind in ("aten::dropout", "aten::feature_dropout"):
+            return Same(self.walker, work, self._named(work)["input"])
+        node = work.node
+        if "args" in work.args:
+            return Call(self.walker, work, [self._resolve(a, work) for a in node.args], {})
+        named = self._named(work)
+        target: Any = node.target
+        arguments = {a.name: a.kwarg_only for a in target._schema.arguments}
+        kwargs = {k: a for k, a in named.items() if arguments[k]}
+        return Call(self.walker, work, [a for k, a in named.items() if not arguments[k]], kwargs)
+
+    def _surroundings(self, chain: Sequence[Work]) -> tuple[Reader | None, bool]:
+        """What a chain adds to the batch norm in it, and whether ReLU follows."""
+        kinds = {w.kind: i for i, w in enumerate(chain)}
+        place = kinds.get("aten::add")
+        other = (
+            None if place is None else Reader(self.walker, _other(chain[place], chain[place - 1].node), chain[0].level)
+        )
+        return other, "aten::relu" in kinds
+
+    def _named(self, work: Work) -> dict[str, Any]:
+        return {name: self._resolve(arg, work, name) for name, arg in work.args.items()}
+
+    def _resolve(self, arg: Any, work: Work, name: str = "", item: int | None = None) -> Any:
+        """An argument as something to read: values cut to their level's units, sizes filled in."""
+        size = self.slots.get((work.node, name, item))
+        if size is not None:
+            return Units(self.walker, size)
+        if isinstance(arg, (list, tuple)):
+            return [self._resolve(a, work, name, i) for i, a in enumerate(arg)]
+        if not isinstance(arg, fx.Node):
+            return arg
+        if arg in self.walker.state:
+            convolves = work.contracts is not None or work.kind.startswith("aten::conv")
+            rounded = convolves and work.node is not self.walker.tree.output
+            return State(self.walker, arg, self.walker.axes_of(arg), self.walker.dtype if rounded else None)
+        return Reader(self.walker, arg, work.level)

@@ -1,0 +1,169 @@
+"""The fused engine: a supernet's step forwards and backwards by hand, in bfloat16, for CUDA.
+
+``engine.step(x, y, paths)`` gives the loss of each path on one batch and adds the gradients of their weighted
+sum to the parameters' ``.grad``: the function that autograd computes, to bfloat16 tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from bcnet.accel.fused_step.program import Program, compile_program
+from bcnet.accel.fused_step.tape import Tape
+from bcnet.accel.kernels.pack import ALIGN, Packed, Packing, Parameter, Places
+from bcnet.accel.kernels.values import Goal
+from bcnet.errors import BcnetError
+from bcnet.supernet.principle import Side
+from bcnet.supernet.supernet import Supernet
+
+Path = tuple[ArrayLike, Side]
+Sizes = dict[str, tuple[int, int]]
+
+
+class FusedEngine:
+    """The supernet's graph as a program of fused kernels, several sides of equal widths at a time.
+
+    ``kernels`` is the module of Triton kernels, or ``reference`` for tests on any device and in any ``dtype``.
+    ``together`` False runs every path alone. Gradients are kept in one buffer, of which each ``.grad`` is a view.
+    """
+
+    def __init__(
+        self,
+        net: Supernet,
+        kernels: ModuleType | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        together: bool = True,
+    ):
+        self.net, self.dtype, self.together = net, dtype, together
+        self.kernels = _triton_kernels() if kernels is None else kernels
+        self.program: Program = compile_program(net.space)
+        self._half = [name for name in self.program.weights if name not in self.program.depthwise]
+        self._full = [*self.program.depthwise, *self.program.affines]
+        self._names = [*self._half, *self._full]
+        parameters = dict(net.named_parameters())
+        self._used = [parameters[name] for name in self._names]
+        self._addresses = np.empty(0, dtype=np.int64)
+        self._refresh()
+
+    def zero(self) -> None:
+        """Gradients to zero, in one launch."""
+        self._refresh()
+        self._flat.zero_()
+
+    @torch.no_grad()
+    def step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        paths: Sequence[Path],
+        weights: Sequence[float] | None = None,
+        smoothing: float = 0,
+        teachers: Sequence[int | None] | None = None,
+    ) -> Tensor:
+        """Losses (p,) of images x (n, C, h, w) and labels y (n,); adds the gradients of their sum by ``weights`` (p,),
+        the mean by default. ``teachers`` are the numbers of earlier paths that paths learn from (None: labels)."""
+        self._refresh()
+        image = x.to(self.dtype, memory_format=torch.channels_last)
+        shares = _weights(weights, len(paths))
+        members = self._groups(paths) if teachers is None else [[i] for i in range(len(paths))]
+        groups = [self._places([paths[i] for i in group]) for group in members]
+        packed = Packed(groups, self.dtype, x.device)
+        self.kernels.pack(groups, self._tensors, packed)
+        sizes = [
+            dict(zip(self._names, zip(g.outer.tolist(), g.inner.tolist(), strict=True), strict=True)) for g in groups
+        ]
+        losses, rooms = self._zeros(sizes, groups, len(paths), x.device)
+        found, taught = [], dict[int | None, Tensor]()
+        for i, (group, room) in enumerate(zip(members, rooms, strict=True)):
+            half, full = packed.of(i)
+            given = dict(zip(self._names, (*half, *full), strict=True))
+            tape = Tape(self.program, self.kernels, given, sizes[i], len(group), room)
+            logits = tape.forward(image)
+            teacher = None if teachers is None else teachers[group[0]]
+            if teachers is not None and group[0] in teachers:
+                taught[group[0]] = tape.probabilities(logits)
+            goal = Goal(group, [shares[j] for j in group], smoothing, taught.get(teacher))
+            tape.backward(logits, y, goal, losses)
+            found.append([tape.found[name] for name in self._names])
+        self.kernels.unpack(groups, found, self._views)
+        return losses
+
+    def _groups(self, paths: Sequence[Path]) -> list[list[int]]:
+        """Numbers of paths that run together: those of equal widths, at most two."""
+        waiting: dict[tuple[int, ...], list[int]] = {}
+        found = []
+        for i, (widths, _) in enumerate(paths):
+            key = tuple(np.asarray(widths).tolist())
+            if self.together and key in waiting:
+                waiting.pop(key).append(i)
+            else:
+                waiting[key] = [i]
+                found.append(waiting[key])
+        return found
+
+    def _places(self, paths: Sequence[Path]) -> Places:
+        """The slices of some paths of equal widths."""
+        plans = [self.net.plan(widths, side) for widths, side in paths]
+        return self._packing.places(plans[0].units, [plan.side for plan in plans])
+
+    def _zeros(
+        self, sizes: Sequence[Sizes], groups: Sequence[Places], paths: int, device: torch.device
+    ) -> tuple[Tensor, list[Sequence[Tensor]]]:
+        """Losses (paths,) and the room of all tapes, zeroed by one launch."""
+        counts = [Tape.room(self.program, s, g.sides) for s, g in zip(sizes, groups, strict=True)]
+        losses = -(-paths // ALIGN) * ALIGN
+        flat = torch.zeros(losses + sum(map(sum, counts)), dtype=torch.float32, device=device)
+        first, *rest = flat.split([losses, *(n for group in counts for n in group)])
+        return first[:paths], [rest[i * len(counts[0]) : (i + 1) * len(counts[0])] for i in range(len(groups))]
+
+    def _refresh(self) -> None:
+        """Follow the parameters where they moved, and give them gradients where they have none."""
+        addresses = np.array([p.data_ptr() for p in self._used], dtype=np.int64)
+        if not np.array_equal(addresses, self._addresses):
+            self._bind()
+            self._addresses = addresses
+        if any(p.grad is not grad for p, grad in zip(self._used, self._views, strict=True)):
+            self._attach()
+
+    def _bind(self) -> None:
+        axes = self.net.space.coupling.axes
+        self._tensors = [p.detach() for p in self._used]
+        full = len(self._half)
+        parameters = [
+            Parameter(tensor, axes.get(name), i >= full, name in self.program.depthwise)
+            for i, (name, tensor) in enumerate(zip(self._names, self._tensors, strict=True))
+        ]
+        self._packing = Packing(parameters, self.net.total_units)
+        counts = [p.numel() for p in self._used]
+        self._flat = torch.zeros(sum(counts), device=self._used[0].device)
+        pieces = self._flat.split(counts)
+        self._views = [piece.as_strided(p.shape, p.stride()) for p, piece in zip(self._used, pieces, strict=True)]
+
+    def _attach(self) -> None:
+        """Make the views of the one buffer the parameters' gradients, with the values those have."""
+        kept = [None if p.grad is None else p.grad.clone() for p in self._used]
+        self._flat.zero_()
+        for p, view, grad in zip(self._used, self._views, kept, strict=True):
+            if grad is not None:
+                view.copy_(grad)
+            p.grad = view
+
+
+def _weights(weights: Sequence[float] | None, count: int) -> Sequence[float]:
+    if weights is None:
+        return [1 / count] * count
+    if len(weights) != count:
+        raise BcnetError(f"there are {count} paths but {len(weights)} weights")
+    return weights
+
+
+def _triton_kernels() -> ModuleType:
+    from bcnet.accel.kernels import fused as kernels
+
+    return kernels

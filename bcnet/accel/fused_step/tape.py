@@ -1,0 +1,288 @@
+"""One group of paths of equal widths, forwards and backwards, without autograd.
+
+The sides of a group run side by side: their activations have equal shapes, so a norm is one launch for both
+and a 1x1 convolution one batched matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bcnet.accel.fused_step.program import Conv, Linear, Norm, Pool, Program
+from bcnet.accel.kernels.pack import ALIGN
+from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window, distance
+
+SPLITS = 264
+"""Tiles of 128x128 that a weight gradient's matrix product is split into, at least: two per multiprocessor."""
+
+Space = tuple[int, int, int]
+
+
+class Tape:
+    """Runs ``program`` on packed parameters of S sides.
+
+    ``weights`` are flat tensors by parameter name, ``sizes`` their channels (O, I), and
+    ``room`` the zeros that :meth:`room` asked for. After :meth:`backward`, ``found`` has every gradient by side.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: ModuleType,
+        weights: dict[str, Tensor],
+        sizes: dict[str, tuple[int, int]],
+        sides: int,
+        room: Sequence[Tensor],
+    ):
+        self.program, self.kernels, self.sides = program, kernels, sides
+        self.weights, self.sizes = weights, sizes
+        self.values: dict[int, Rows] = {}
+        self.grads: dict[int, list[Rows]] = {}
+        self.spaces: dict[int, Space] = {}
+        self.found: dict[str, Found] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.shaped: dict[Any, Tensor] = {}
+        self.images: dict[int, list[Tensor]] = {}
+        self.norms: dict[int, Affine] = {}
+        self._take(iter(room))
+
+    @staticmethod
+    def room(program: Program, sizes: dict[str, tuple[int, int]], sides: int) -> list[int]:
+        """Elements of all that is added up atomically: two sums for each norm, back and forth, depthwise weights, and
+        the last bias."""
+        counts: list[int] = []
+        for layer in program.layers:
+            if isinstance(layer, Norm):
+                counts += [2 * sides * sizes[layer.weight][0]] * 2
+            elif isinstance(layer, Linear):
+                counts.append(sides * sizes[layer.weight][0])
+            elif isinstance(layer, Conv) and layer.depthwise:
+                counts.append(sides * sizes[layer.weight][0] * sizes[layer.weight][1])
+        return [-(-count // ALIGN) * ALIGN for count in counts]
+
+    def _take(self, room: Iterator[Tensor]) -> None:
+        """Divide the zeros up."""
+        for layer in self.program.layers:
+            if isinstance(layer, Norm):
+                gamma, beta = self.weights[layer.weight], self.weights[layer.bias]
+                norm = Affine(gamma, beta, next(room), next(room), layer.eps, layer.act)
+                self.norms[layer.x] = self.norms[layer.out] = norm
+            elif isinstance(layer, Linear) or (isinstance(layer, Conv) and layer.depthwise):
+                self.sums[layer.weight] = next(room)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last."""
+        self.x = x
+        for layer in self.program.layers:
+            if isinstance(layer, Conv):
+                self._conv(layer)
+            elif isinstance(layer, Norm):
+                self._norm(layer)
+            elif isinstance(layer, Pool):
+                self._pool(layer)
+        assert isinstance(layer, Linear)  # a program ends in one
+        return torch.bmm(self.values[layer.x].base, self._matrix(layer.weight).transpose(1, 2))
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What the first side teaches: (n, classes) in float32, of the logits that :meth:`forward` gave."""
+        layer = self.program.layers[-1]
+        assert isinstance(layer, Linear)
+        values = logits[0].float()
+        if layer.bias is not None:
+            values = values + self.weights[layer.bias].flatten()[: values.shape[1]]
+        return values.softmax(1)
+
+    def backward(self, logits: Tensor, y: Tensor, goal: Goal, losses: Tensor) -> None:
+        """Gradients of all weights, from labels y (n,)."""
+        for layer in reversed(self.program.layers):
+            if isinstance(layer, Linear):
+                bias = None if layer.bias is None else self.weights[layer.bias]
+                slope = self.kernels.entropy(logits, bias, y, goal, self.sums[layer.weight], losses)
+                self._linear_back(layer, slope)
+            elif isinstance(layer, Pool):
+                _, h, w = self.spaces[layer.x]
+                (grad,) = self.grads.pop(layer.out)
+                self._give(layer.x, grad._replace(repeat=h * w))
+            elif isinstance(layer, Norm):
+                self._norm_back(layer)
+            else:
+                self._conv_back(layer)
+
+    def _conv(self, layer: Conv) -> None:
+        if layer.x == self.program.source:
+            # The sides share the input, so they are one convolution with the channels of both.
+            y = _convolution(self.x, self._image_weight(layer), layer)
+            self.values[layer.out], self.spaces[layer.out] = Rows.beside(y, self.sides), _space(y)
+            return
+        x, space = self.values[layer.x], self.spaces[layer.x]
+        if layer.pointwise:
+            product = torch.bmm(x.dense(), self._matrix(layer.weight).transpose(1, 2))
+            self.values[layer.out], self.spaces[layer.out] = Rows.whole(product), space
+        elif layer.depthwise:
+            window = _window(layer, space)
+            before = self.norms[layer.x] if layer.x in self.program.folded else None
+            self.values[layer.out] = self.kernels.depthwise_forward(
+                x, self.weights[layer.weight], window, before, self.norms.get(layer.out)
+            )
+            self.spaces[layer.out] = (space[0], *window.out)
+        else:
+            if layer.x not in self.images:
+                self.images[layer.x] = [x.image(s, space) for s in range(self.sides)]
+            weights = [self._image_weight(layer, s) for s in range(self.sides)]
+            ys = [_convolution(given, w, layer) for given, w in zip(self.images[layer.x], weights, strict=True)]
+            self.values[layer.out], self.spaces[layer.out] = Rows.apart(ys), _space(ys[0])
+
+    def _norm(self, layer: Norm) -> None:
+        y, norm = self.values[layer.x], self.norms[layer.x]
+        if layer.x not in self.program.counted:
+            self.kernels.statistics(y, norm)
+        self.spaces[layer.out] = self.spaces[layer.x]
+        if layer.out in self.program.folded:
+            self.values[layer.out] = y
+        else:
+            residual = None if layer.residual is None else self.values[layer.residual]
+            self.values[layer.out] = self.kernels.normalise(y, norm, residual)
+
+    def _pool(self, layer: Pool) -> None:
+        n, h, w = self.spaces[layer.x]
+        mean = self.values[layer.x].dense().view(self.sides, n, h * w, -1).mean(2)
+        self.values[layer.out], self.spaces[layer.out] = Rows.whole(mean), (n, 1, 1)
+
+    def _linear_back(self, layer: Linear, slope: Tensor) -> None:
+        x = self.values[layer.x].base
+        product = torch.bmm(slope.transpose(1, 2), x)
+        self.found[layer.weight] = Found(product, 0, product[0].numel())
+        if layer.bias is not None:
+            self.found[layer.bias] = Found(self.sums[layer.weight], 0, slope.shape[2])
+        self._give(layer.x, Rows.whole(torch.bmm(slope, self._matrix(layer.weight))))
+
+    def _norm_back(self, layer: Norm) -> None:
+        y, norm = self.values.pop(layer.x), self.norms[layer.x]
+        del self.values[layer.out]
+        self.images.pop(layer.out, None)
+        grads = _at_most_two(self.grads.pop(layer.out))
+        if layer.out in self.program.folded:
+            plain = norm._replace(act=0)
+        else:
+            residual = None if layer.residual is None else self.values[layer.residual]
+            keep = residual is not None and (layer.act > 0 or len(grads) > 1 or grads[0].repeat > 1)
+            kept = self.kernels.norm_sums(grads, y, norm, residual, keep)
+            plain = norm if kept is None else norm._replace(act=0)
+            grads = grads if kept is None else [kept]
+            if layer.residual is not None:
+                self._give(layer.residual, grads[0])
+        self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
+        self.found[layer.bias] = Found(norm.found, 0, 2 * y.channels)
+        self.found[layer.weight] = Found(norm.found, y.channels, 2 * y.channels)
+
+    def _conv_back(self, layer: Conv) -> None:
+        (dy,) = self.grads.pop(layer.out)
+        if layer.x == self.program.source:
+            image = dy.together().image(0, self.spaces[layer.out])
+            _, dw, _ = _convolution_backward(image, self.x, self._image_weight(layer), layer, False)
+            self.found[layer.weight] = Found(_channels_last(dw), 0, dw.numel() // self.sides)
+        elif layer.pointwise:
+            self._pointwise_back(layer, dy)
+        elif layer.depthwise:
+            x, found = self.values[layer.x], self.sums[layer.weight]
+            before = self.norms[layer.x] if layer.x in self.program.folded else None
+            window = _window(layer, self.spaces[layer.x])
+            dx = self.kernels.depthwise_backward(dy, x, self.weights[layer.weight], window, before, found)
+            self.found[layer.weight] = Found(found, 0, window.kernel**2 * x.channels)
+            self._give(layer.x, dx)
+        else:
+            self._dense_back(layer, dy)
+
+    def _pointwise_back(self, layer: Conv, dy: Rows) -> None:
+        outputs, inputs = self.sizes[layer.weight]
+        matrix, d, rows = self._matrix(layer.weight), dy.dense(), self.values[layer.x].dense()
+        parts = _splits(dy.rows, self.sides * _tiles(outputs, inputs))
+        cut = self.sides * parts, dy.rows // parts
+        product = torch.bmm(d.view(*cut, outputs).transpose(1, 2), rows.view(*cut, inputs))
+        self.found[layer.weight] = Found(product, 0, parts * outputs * inputs, parts)
+        pending = self.grads.get(layer.x)
+        if pending and not pending[-1].parts and pending[-1].repeat == 1:
+            pending[-1].base.baddbmm_(d, matrix)
+        else:
+            self._give(layer.x, Rows.whole(torch.bmm(d, matrix)))
+
+    def _dense_back(self, layer: Conv, dy: Rows) -> None:
+        dx, dw = [], []
+        for s in range(self.sides):
+            image, given = dy.image(s, self.spaces[layer.out]), self.images[layer.x][s]
+            one = _convolution_backward(image, given, self._image_weight(layer, s), layer, True)
+            dx.append(_channels_last(one[0]))
+            dw.append(_channels_last(one[1]))
+        self.found[layer.weight] = Found(dw[0], 0, distance(dw), 1, tuple(dw[1:]))
+        self._give(layer.x, Rows.apart(dx))
+
+    def _give(self, value: int, grad: Rows) -> None:
+        self.grads.setdefault(value, []).append(grad)
+
+    def _matrix(self, name: str) -> Tensor:
+        """A packed weight as (S, O, I)."""
+        if name not in self.shaped:
+            o, i = self.sizes[name]
+            self.shaped[name] = self.weights[name].as_strided((self.sides, o, i), (o * i, i, 1))
+        return self.shaped[name]
+
+    def _image_weight(self, layer: Conv, side: int | None = None) -> Tensor:
+        """A packed weight as (O, I, kh, kw), channels last: of one side, or of all as further output channels."""
+        key = (layer.weight, side)
+        if key not in self.shaped:
+            (o, i), (h, w) = self.sizes[layer.weight], layer.kernel
+            flat, size = self.weights[layer.weight], o * i * h * w
+            outputs, start = (self.sides * o, 0) if side is None else (o, side * size)
+            stride = (i * h * w, 1, i * w, i)
+            self.shaped[key] = flat.as_strided((outputs, i, h, w), stride, flat.storage_offset() + start)
+        return self.shaped[key]
+
+
+def _at_most_two(grads: list[Rows]) -> list[Rows]:
+    """The kernels add two gradients; the one of a pooling comes first."""
+    grads = sorted(grads, key=lambda g: -g.repeat)
+    if len(grads) < 3:
+        return grads
+    rest = torch.stack([g.dense() for g in grads[1:]]).sum(0)
+    return [grads[0], Rows.whole(rest)]
+
+
+def _channels_last(image: Tensor) -> Tensor:
+    return image.contiguous(memory_format=torch.channels_last)
+
+
+def _space(y: Tensor) -> Space:
+    return y.shape[0], y.shape[2], y.shape[3]
+
+
+def _window(layer: Conv, space: Space) -> Window:
+    return Window(*space, layer.kernel[0], layer.stride[0], layer.padding)
+
+
+def _convolution(x: Tensor, weight: Tensor, layer: Conv) -> Tensor:
+    y = torch.convolution(x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1)
+    return _channels_last(y)
+
+
+def _convolution_backward(dy: Tensor, x: Tensor, weight: Tensor, layer: Conv, wants_x: bool) -> Any:
+    mask = (wants_x, True, False)
+    return torch.ops.aten.convolution_backward.default(
+        dy, x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1, mask
+    )
+
+
+def _tiles(outputs: int, inputs: int) -> int:
+    return -(-outputs // 128) * -(-inputs // 128)
+
+
+def _splits(rows: int, tiles: int) -> int:
+    """Into how many pieces of at least 512 rows a sum over rows is cut: a power of two that divides them."""
+    parts = 1
+    while parts * tiles < SPLITS and rows % (2 * parts) == 0 and rows // (2 * parts) >= 512:
+        parts *= 2
+    return parts

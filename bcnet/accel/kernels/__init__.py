@@ -1,0 +1,1 @@
+"""GPU kernels in Triton, with a plain PyTorch reference for each."""

@@ -1,0 +1,164 @@
+"""What the kernels compute, in plain torch: any device, any dtype, no speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bcnet.accel.kernels.pack import Packed, Places
+from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window
+
+
+def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) -> None:
+    """Copy slices of parameters into ``packed``, output channels first and input channels last."""
+    for places, offsets in zip(groups, packed.offsets, strict=True):
+        for i, tensor in enumerate(tensors):
+            flat = packed.full if places.packing.full[i] else packed.half
+            at, count = int(offsets[i]), int(places.count[i])
+            for side in range(places.sides):
+                flat[at + side * count : at + (side + 1) * count] = places.view(tensor, i, side).reshape(-1)
+
+
+def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Sequence[Tensor]) -> None:
+    """Add what was found, by group and parameter, to slices of the gradients."""
+    for places, one in zip(groups, found, strict=True):
+        for i, f in enumerate(one):
+            for side in range(places.sides):
+                slot = places.view(grads[i], i, side)
+                slot.add_(f.of(side, int(places.count[i])).float().sum(0).view(slot.shape))
+
+
+def statistics(y: Rows, norm: Affine) -> None:
+    """Put what batch norm and its way back need of y into ``norm.sums``."""
+    sums = _sums(norm.sums, y)
+    for s in range(y.sides):
+        rows = y.of(s).float()
+        sums[s, 0], sums[s, 1] = rows.mean(0), torch.rsqrt(rows.var(0, unbiased=False) + norm.eps)
+
+
+def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
+    """``act(batch_norm(y) + residual)``."""
+    sides = [_activate(_before(y, norm, residual, s)[1], norm.act) for s in range(y.sides)]
+    return Rows.whole(torch.stack(sides).to(y.base.dtype))
+
+
+def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | None, keep: bool) -> Rows | None:
+    """Put the gradients of beta and gamma into ``norm.found``.
+
+    Returns the gradient before the activation, which is the residual's, if ``keep``.
+    """
+    kept, found = [], _sums(norm.found, y)
+    for s in range(y.sides):
+        hat, u = _before(y, norm, residual, s)
+        g = _arriving(grads, s) * _slope(u, norm.act)
+        if keep:
+            kept.append(g.to(y.base.dtype))
+            g = kept[-1].float()
+        found[s, 0], found[s, 1] = g.sum(0), (g * hat).sum(0)
+    return Rows.whole(torch.stack(kept)) if keep else None
+
+
+def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
+    """The gradient of y, once ``norm.found`` is known."""
+    out, sums, found = y.empty(), _sums(norm.sums, y), _sums(norm.found, y)
+    for s in range(y.sides):
+        hat, u = _before(y, norm, None, s)
+        g = _arriving(grads, s) * _slope(u, norm.act)
+        mean = g - found[s, 0] / len(hat) - hat * found[s, 1] / len(hat)
+        out.of(s).copy_(_per_channel(norm.gamma, y)[s] * sums[s, 1] * mean)
+    return out
+
+
+def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | None, next_norm: Affine | None) -> Rows:
+    """x, normalised and activated by ``norm``, convolved with weight (S·K·C, …); the statistics of the result go
+    to ``next_norm``."""
+    kernel = _taps(weight, x, window)
+    given = [_given(x, norm, s).to(x.base.dtype) for s in range(x.sides)]
+    y = Rows.whole(torch.stack([window.convolve(rows, kernel[s].to(rows.dtype)) for s, rows in enumerate(given)]))
+    if next_norm is not None:
+        statistics(y, next_norm)
+    return y
+
+
+def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
+    """The gradient of x or, with ``norm``, of what it activates (then ``norm.found`` is known too); that of the
+    weight goes to the beginning (S, K, C) of ``found``."""
+    dx, kernel, taps = [], _taps(weight, x, window), _taps(found, x, window)
+    for s in range(x.sides):
+        with torch.enable_grad():
+            copies = _given(x, norm, s).to(x.base.dtype), kernel[s].to(x.base.dtype, copy=True)
+            leaves = copies[0].requires_grad_(), copies[1].requires_grad_()
+            y = window.convolve(*leaves)
+        gx, taps[s] = torch.autograd.grad(y, leaves, dy.of(s))
+        if norm is not None:
+            hat, u = _before(x, norm, None, s)
+            gx = gx * _slope(u, norm.act)
+            sums = _sums(norm.found, x)
+            sums[s, 0], sums[s, 1] = gx.sum(0), (gx * hat).sum(0)
+        dx.append(gx.to(x.base.dtype))
+    return Rows.whole(torch.stack(dx))
+
+
+def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:
+    """The gradient of cross entropy by logits (S, n, classes) + bias; its sum over images goes to the
+    beginning (S, classes) of ``found``, the losses to their places."""
+    sides, n, classes = logits.shape
+    values = logits.float() if bias is None else logits.float() + bias[: sides * classes].view(sides, 1, classes)
+    log = torch.log_softmax(values, -1)
+    target = F.one_hot(y, classes) * (1 - goal.smoothing) + goal.smoothing / classes
+    losses[list(goal.slots)] = -(log * target).sum((1, 2)) / n
+    shares = torch.tensor(goal.shares, device=y.device).view(-1, 1, 1)
+    slope = (log.exp() - (target if goal.soft is None else goal.soft)) * shares / n
+    found[: sides * classes] = slope.sum(1).flatten()
+    return slope.to(logits.dtype)
+
+
+def _per_channel(flat: Tensor, y: Rows) -> Tensor:
+    return flat[: y.sides * y.channels].view(y.sides, y.channels)
+
+
+def _sums(flat: Tensor, y: Rows) -> Tensor:
+    return flat[: 2 * y.sides * y.channels].view(y.sides, 2, y.channels)
+
+
+def _before(y: Rows, norm: Affine, residual: Rows | None, s: int) -> tuple[Tensor, Tensor]:
+    """The normalised y and what is activated, both (M, C) in float32."""
+    mean, scale = _sums(norm.sums, y)[s]
+    hat = (y.of(s).float() - mean) * scale
+    u = hat * _per_channel(norm.gamma, y)[s] + _per_channel(norm.beta, y)[s]
+    return hat, u if residual is None else u + residual.of(s).float()
+
+
+def _arriving(grads: Sequence[Rows], s: int) -> Tensor:
+    return torch.stack([g.repeated(s) for g in grads]).sum(0)
+
+
+def _given(x: Rows, norm: Affine | None, s: int) -> Tensor:
+    return x.of(s).detach().clone() if norm is None else _activate(_before(x, norm, None, s)[1], norm.act)
+
+
+def _taps(weight: Tensor, x: Rows, window: Window) -> Tensor:
+    count = window.kernel**2
+    return weight[: x.sides * count * x.channels].view(x.sides, count, x.channels)
+
+
+def _activate(u: Tensor, act: int) -> Tensor:
+    return (u, F.relu(u), F.relu6(u), F.hardswish(u), F.silu(u))[act] if act else u
+
+
+def _slope(u: Tensor, act: int) -> Tensor:
+    """The derivative of an activation."""
+    if act == 1:
+        return (u > 0).float()
+    if act == 2:
+        return ((u > 0) & (u < 6)).float()
+    if act == 3:
+        inside = (u / 3 + 0.5) * ((u > -3) & (u < 3))
+        return inside + (u >= 3)
+    if act == 4:
+        s = torch.sigmoid(u)
+        return s * (1 + u * (1 - s))
+    return torch.ones_like(u)

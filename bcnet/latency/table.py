@@ -1,0 +1,338 @@
+"""Latency as a cost: measured layer by layer on the user's machine, interpolated for any widths.
+
+Every convolution and linear layer is timed over a grid of input and output channels. What is between
+them (norms, activations, additions) is taken to cost in proportion to the activations it writes. Whole
+networks at some widths then say what a unit of both is worth, and what a pass costs besides; others,
+which the fit has not seen, say how far predictions are off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import nnls
+from torch import Tensor, fx
+
+from bcnet.errors import BcnetError
+from bcnet.latency.timing import Operation, Timer, TimingConfig, open_timer
+from bcnet.space.axis import Size
+from bcnet.space.counting import product
+from bcnet.space.network import NetworkSpace
+from bcnet.space.operators.table import bind
+from bcnet.space.widths import Widths
+
+FORMAT_VERSION = 1
+GRID = 4
+FITTED, CHECKED = 10, 4
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A whole network, in nanoseconds as the table predicts and as a timer found; ``fitted`` ones taught the table."""
+
+    widths: tuple[int, ...]
+    predicted: float
+    measured: float
+    fitted: bool
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, relative to the measurement."""
+        return abs(self.predicted - self.measured) / self.measured
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Widths (n, L) to nanoseconds (n,): a :class:`bcnet.space.cost.Cost`.
+
+    M layers have a table (M, G, G) over the channels in ``rows`` (M, G) and ``columns`` (M, G), which are
+    linear forms (M, 1 + L) of the widths; ``traffic`` (1 + L,) counts the activations in between;
+    ``weights`` (3,) price a pass, a nanosecond of layers, and an activation.
+    """
+
+    facts: dict[str, Any]
+    layers: tuple[str, ...]
+    row_forms: Floats
+    column_forms: Floats
+    rows: Floats
+    columns: Floats
+    table: Floats
+    traffic: Floats
+    weights: Floats
+    networks: tuple[Measured, ...] = field(default=())
+
+    def __call__(self, widths: ArrayLike) -> NDArray[np.int64]:
+        parts = self.parts(np.atleast_2d(np.asarray(widths, dtype=np.float64)))
+        return np.rint(parts @ self.weights).astype(np.int64)
+
+    def parts(self, widths: Floats) -> Floats:
+        """One, nanoseconds of layers and activations in between, for widths (n, L): (n, 3)."""
+        ones = np.ones((len(widths), 1))
+        given = np.hstack([ones, widths])
+        layers = _bilinear(given @ self.row_forms.T, given @ self.column_forms.T, self.rows, self.columns, self.table)
+        return np.column_stack([ones, layers.sum(axis=1), given @ self.traffic])
+
+    @property
+    def error(self) -> float:
+        """The mean relative error on networks that the fit has not seen."""
+        return float(np.mean([m.error for m in self.networks if not m.fitted]))
+
+    def to_json(self) -> str:
+        data = asdict(self)
+        plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in data.items()}
+        return json.dumps({"format": "bcnet.latency.compare", "version": FORMAT_VERSION, **plain})
+
+    @classmethod
+    def from_json(cls, text: str) -> LatencyTable:
+        """The inverse of :meth:`to_json`; a text of another format or version is an error."""
+        try:
+            data = json.loads(text)
+            if data.pop("format") != "bcnet.latency.compare" or data.pop("version") != FORMAT_VERSION:
+                raise ValueError
+            networks = tuple(Measured(**{**m, "widths": tuple(m["widths"])}) for m in data.pop("networks"))
+            facts, layers = data.pop("facts"), tuple(data.pop("layers"))
+            arrays = {name: np.array(values, dtype=np.float64) for name, values in data.items()}
+            return cls(facts, layers, networks=networks, **arrays)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise BcnetError("this is no latency table of this version of bcnet: measure it again") from None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of the graph; ``at(inputs, outputs)`` is its operation at so many channels."""
+
+    name: str
+    inputs: Size
+    outputs: Size
+    at: Callable[[int, int], Operation]
+    tied: bool
+
+
+def measure_table(
+    space: NetworkSpace, config: TimingConfig | None = None, told: Callable[[int, int], None] | None = None
+) -> LatencyTable:
+    """Measure the layers of a network, and whole networks, where its parameters are now.
+
+    ``told(done, total)`` hears how far it is. The machine should do nothing else meanwhile.
+    """
+    config = config or TimingConfig()
+    device = next(space.model.parameters()).device
+    layers = _layers(space)
+    with open_timer(config, device) as timer:
+        grids = [(_grid(space, one.inputs), _grid(space, one.outputs)) for one in layers]
+        total = timer.turns * (len(layers) + FITTED + CHECKED)
+        table = np.full((len(layers), GRID, GRID), np.inf)
+        for turn in range(timer.turns):
+            known: dict[Operation, float] = {}
+            for i, (layer, (rows, columns)) in enumerate(zip(layers, grids, strict=True)):
+                table[i] = np.minimum(table[i], _measured(layer, rows, columns, timer, config.batch, known))
+                _tell(told, turn * len(layers) + i + 1, total)
+        empty = LatencyTable(
+            facts=config.facts(device),
+            layers=tuple(layer.name for layer in layers),
+            row_forms=np.stack([_form(space, layer.inputs) for layer in layers]),
+            column_forms=np.stack([_form(space, layer.outputs) for layer in layers]),
+            rows=np.stack([rows for rows, _ in grids]),
+            columns=np.stack([columns for _, columns in grids]),
+            table=table,
+            traffic=_traffic(space),
+            weights=np.array([0.0, 1.0, 0.0]),
+        )
+        return _calibrated(
+            empty, space, timer, config, lambda done: _tell(told, timer.turns * len(layers) + done, total)
+        )
+
+
+def measure_networks(
+    space: NetworkSpace, table: LatencyTable, widths: Sequence[ArrayLike], config: TimingConfig | None = None
+) -> list[Measured]:
+    """Build networks at ``widths`` and time them: what the table predicts, and what is so."""
+    config = config or TimingConfig()
+    device = next(space.model.parameters()).device
+    with open_timer(config, device) as timer:
+        turns = [
+            [_time_network(space, np.asarray(one), timer, config.batch) for one in widths] for _ in range(timer.turns)
+        ]
+    found = np.min(turns, axis=0)
+    predicted = table(np.stack([np.asarray(one) for one in widths]))
+    return [
+        Measured(tuple(int(c) for c in np.asarray(one)), float(guess), float(time), fitted=False)
+        for one, guess, time in zip(widths, predicted, found, strict=True)
+    ]
+
+
+def _calibrated(
+    table: LatencyTable, space: NetworkSpace, timer: Timer, config: TimingConfig, told: Callable[[int], None]
+) -> LatencyTable:
+    """The table with its weights fitted to whole networks: relative errors are squared, no weight is negative."""
+    drawn = _spread(space, FITTED) + _spread(space, CHECKED + 2)[1:-1]
+    times = np.full(len(drawn), np.inf)
+    for done in range(timer.turns * len(drawn)):
+        i = done % len(drawn)
+        times[i] = min(times[i], _time_network(space, drawn[i], timer, config.batch))
+        told(done + 1)
+    parts = table.parts(np.stack(drawn).astype(np.float64))
+    weights = nnls(parts[:FITTED] / times[:FITTED, None], np.ones(FITTED))[0]
+    networks = tuple(
+        Measured(tuple(int(c) for c in widths), float(guess), float(time), fitted=i < FITTED)
+        for i, (widths, guess, time) in enumerate(zip(drawn, parts @ weights, times, strict=True))
+    )
+    return replace(table, weights=weights, networks=networks)
+
+
+def _spread(space: NetworkSpace, n: int) -> list[Widths]:
+    """``n`` widths from the smallest to the largest network, at random around even steps between them."""
+    rng = np.random.default_rng(n)
+    top = np.array([len(v.candidates) - 1 for v in space.variables])
+    steps = np.linspace(0, 1, n)[:, None]
+    noise = rng.uniform(-0.3, 0.3, (n, len(top))) * (4 * steps * (1 - steps))
+    return list(space.decode(np.clip((steps + noise) * top, 0, top).round().astype(np.int64)))
+
+
+def _time_network(space: NetworkSpace, widths: Widths, timer: Timer, batch: int) -> float:
+    inputs = tuple(_of_batch(x, batch) for x in space.example)
+    return timer.network(space.build(widths, weights_of=space.model), inputs)
+
+
+def _of_batch(x: Tensor, batch: int) -> Tensor:
+    return x[:1].expand(batch, *x.shape[1:]).contiguous()
+
+
+def _layers(space: NetworkSpace) -> list[_Layer]:
+    found = []
+    for node in space.graph.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            kind = node.target._schema.name
+            if kind.startswith("aten::conv") or kind == "aten::linear":
+                found.append(_layer(node, space))
+    if not found:
+        raise BcnetError("this network has no convolution and no linear layer, so there is nothing to measure")
+    return found
+
+
+def _layer(node: fx.Node, space: NetworkSpace) -> _Layer:
+    target: Any = node.target
+    args, sizes = bind(target, node.args, node.kwargs), space.coupling.sizes
+    full = [v.count for v in space.coupling.variables]
+    shape, weight = sizes[args["input"].name][0], sizes[args["weight"].name][0]
+    name = space.graph.state_of.get(args["weight"].name, node.name).removesuffix(".weight")
+    bias = args.get("bias") is not None
+    if target._schema.name == "aten::linear":
+        lead = tuple(s.at(full) for s in shape[1:-1])
+
+        def linear(inputs: int, outputs: int) -> Operation:
+            return Operation(inputs, outputs, 1, lead, (), (), (), (), False, bias)
+
+        return _Layer(name, shape[-1], weight[0], linear, tied=False)
+    kernel = tuple(s.at(full) for s in weight[2:])
+    groups, transposed = int(args["groups"]), "transpose" in target._schema.name
+    outputs_size = sizes[node.name][0][1]
+    channels = shape[1].at(full) // groups
+
+    def convolution(inputs: int, outputs: int) -> Operation:
+        # Groups grow with the width where each keeps its channels (depthwise), and stay where those vary.
+        now = groups if groups == 1 or weight[1].terms else max(inputs // channels, 1)
+        inputs, outputs = max(inputs // now, 1) * now, max(round(outputs / now), 1) * now
+        stride, padding, dilation = (_tuple(args[k], len(kernel)) for k in ("stride", "padding", "dilation"))
+        lead = tuple(s.at(full) for s in shape[2:])
+        return Operation(inputs, outputs, now, lead, kernel, stride, padding, dilation, transposed, bias)
+
+    return _Layer(name, shape[1], outputs_size, convolution, tied=groups > 1)
+
+
+def _tuple(value: Any, count: int) -> Any:
+    if isinstance(value, str):
+        return value
+    given = tuple(int(v) for v in value) if isinstance(value, (list, tuple)) else (int(value),)
+    return given * count if len(given) == 1 else given
+
+
+def _measured(
+    layer: _Layer, rows: Floats, columns: Floats, timer: Timer, batch: int, known: dict[Operation, float]
+) -> Floats:
+    """Nanoseconds over the grid, (G, G); operations met before are not timed again."""
+    result = np.empty((GRID, GRID))
+    for place in np.ndindex(GRID, GRID):
+        inputs = float(rows[place[0]])
+        outputs = inputs * float(columns[-1] / rows[-1]) if layer.tied else float(columns[place[1]])
+        operation = layer.at(round(inputs), round(outputs))
+        if operation not in known:
+            known[operation] = timer.layer(operation, batch)
+        result[place] = known[operation]
+    return result
+
+
+def _grid(space: NetworkSpace, size: Size) -> Floats:
+    """``GRID`` numbers of channels to measure at, ascending: candidates where one variable decides, else evenly
+    spaced. Where there are fewer, the last is repeated."""
+    low, high = (size.at(space.units(widths)) for widths in (space.min, space.max))
+    if len(size.terms) == 1:
+        ((variable, each),) = size.terms
+        unit = space.variables[variable].unit
+        values = np.array([size.constant + each * (c // unit) for c in space.variables[variable].candidates])
+        chosen = values[np.linspace(0, len(values) - 1, min(GRID, len(values))).round().astype(int)]
+    else:
+        chosen = np.unique(np.linspace(low, high, GRID).round())
+    return np.pad(chosen.astype(np.float64), (0, GRID - len(chosen)), mode="edge")
+
+
+def _form(space: NetworkSpace, size: Size) -> Floats:
+    """A size as a linear form of the widths, (1 + L,)."""
+    form = np.zeros(1 + len(space))
+    form[0] = size.constant
+    for variable, each in size.terms:
+        form[1 + variable] += each / space.variables[variable].unit
+    return form
+
+
+def _traffic(space: NetworkSpace) -> Floats:
+    """Activations that operators between the layers write for one input, as a linear form of the widths (1 + L,).
+
+    Where two variables span a tensor, the second is counted at full width.
+    """
+    full = [v.count for v in space.coupling.variables]
+    form = np.zeros(1 + len(space))
+    for node in space.graph.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        schema = node.target._schema
+        layer = schema.name.startswith("aten::conv") or schema.name == "aten::linear"
+        view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+        if layer or view or not space.coupling.sizes[node.name]:
+            continue
+        for key, k in product(space.coupling.sizes[node.name][0], node.name).items():
+            share = k / space.graph.batch * (full[key[1]] if len(key) == 2 else 1)
+            form[1 + key[0] if key else 0] += share / (space.variables[key[0]].unit if key else 1)
+    return form
+
+
+def _bilinear(x: Floats, y: Floats, rows: Floats, columns: Floats, table: Floats) -> Floats:
+    """The tables (M, G, G) over grids (M, G) at points x and y (n, M), held constant beyond their ends: (n, M)."""
+    (i, u), (j, v) = _place(x, rows), _place(y, columns)
+    m = np.arange(len(table))
+    low = (1 - v) * table[m, i, j] + v * table[m, i, j + 1]
+    high = (1 - v) * table[m, i + 1, j] + v * table[m, i + 1, j + 1]
+    result: Floats = (1 - u) * low + u * high
+    return result
+
+
+def _place(x: Floats, grid: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """The cell of each point in its grid and the share of the way through it."""
+    cell = (x[..., None] >= grid[:, 1:-1]).sum(axis=-1)
+    m = np.arange(len(grid))
+    start, end = grid[m, cell], grid[m, cell + 1]
+    share = np.where(end > start, (x - start) / np.where(end > start, end - start, 1.0), 0.0)
+    return cell, np.clip(share, 0.0, 1.0)
+
+
+def _tell(told: Callable[[int, int], None] | None, done: int, total: int) -> None:
+    if told is not None:
+        told(done, total)

@@ -1,0 +1,217 @@
+"""The networks by name, with what can be said of them before they are built. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bcnet.errors import BcnetError
+from bcnet.models import plans
+from bcnet.models.plans import Variable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A network of the zoo at full widths.
+
+    ``order`` has every width variable in order of first use in the forward pass; ``widths`` and
+    ``variables`` leave out the fixed ones (squeeze-and-excitation). ``flops`` are multiply-accumulates
+    of convolutions and linear layers for one input of ``input_shape`` (C, H, W).
+    """
+
+    name: str
+    family: str
+    order: tuple[Variable, ...]
+    input_shape: tuple[int, int, int]
+    classes: int
+    flops: int
+    params: int
+    about: str
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(v.width for v in self.order if not v.fixed)
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        return tuple(v.name for v in self.order if not v.fixed)
+
+    @property
+    def builder(self) -> Callable[..., nn.Module]:
+        """The function of the same name in its family module, ``(widths=None, classes=...) -> nn.Module``."""
+        module = importlib.import_module(f"bcnet.models.{self.family}")
+        build: Callable[..., nn.Module] = getattr(module, self.name)
+        return build
+
+    def complete(self, widths: Iterable[int] | None = None) -> tuple[int, ...]:
+        """One width for each variable of ``order``: those given, full where none were given, or a :class:`BcnetError`.
+
+        ``widths`` has one number per variable, in order of first use, either without the fixed variables
+        (these then keep their full width) or with all of them. Widths above the full ones are allowed.
+        """
+        if widths is None:
+            return tuple(v.width for v in self.order)
+        given = _whole(widths)
+        searched = tuple(v for v in self.order if not v.fixed)
+        if len(given) not in (len(searched), len(self.order)):
+            every = f", or {len(self.order)} with the fixed ones" if len(self.order) > len(searched) else ""
+            raise BcnetError(
+                f"{self.name} has {len(searched)} width variables{every}, but {len(given)} widths were given"
+            )
+        given_for = searched if len(given) == len(searched) else self.order
+        for number, (variable, width) in enumerate(zip(given_for, given, strict=True), 1):
+            if width < 1:
+                raise BcnetError(f"width {width} of variable {variable.name!r} (number {number}) must be at least 1")
+        chosen = dict(zip(given_for, given, strict=True))
+        return tuple(chosen.get(v, v.width) for v in self.order)
+
+
+def _whole(widths: Iterable[int]) -> tuple[int, ...]:
+    try:
+        given = tuple(widths)
+        if any(isinstance(w, bool) for w in given):
+            raise TypeError
+        return tuple(operator.index(w) for w in given)
+    except TypeError:
+        raise BcnetError(f"widths must be whole numbers, got {widths!r:.80}") from None
+
+
+_Size = tuple[tuple[int, int, int], int]
+_IMAGENET: _Size = ((3, 224, 224), 1000)
+_CIFAR: _Size = ((3, 32, 32), 10)
+_DIGITS: _Size = ((1, 8, 8), 10)
+
+# name, family, plan, size, FLOPs, parameters, about; tests/test_zoo.py measures the figures on built networks.
+_TABLE: tuple[tuple[str, str, plans.Plan, _Size, int, int, str], ...] = (
+    (
+        "digits_cnn",
+        "digits_cnn",
+        plans.DIGITS,
+        _DIGITS,
+        2_331_904,
+        51_978,
+        "small net for scikit-learn's digits: a residual and an inverted residual block",
+    ),
+    (
+        "channel_bench_mobilenet",
+        "channel_bench",
+        plans.CHANNEL_BENCH_MOBILENET,
+        _CIFAR,
+        211_281_920,
+        1_804_170,
+        "Channel-Bench-Macro's net of inverted residual blocks",
+    ),
+    (
+        "channel_bench_resnet",
+        "channel_bench",
+        plans.CHANNEL_BENCH_RESNET,
+        _CIFAR,
+        1_436_226_560,
+        15_356_170,
+        "Channel-Bench-Macro's net of basic residual blocks",
+    ),
+    (
+        "vgg19_cifar",
+        "vgg",
+        plans.VGG19,
+        _CIFAR,
+        398_136_320,
+        20_035_018,
+        "VGG19 with batch norm, global pooling and one linear layer",
+    ),
+    (
+        "mobilenetv2_cifar",
+        "mobilenet",
+        plans.MOBILENETV2_CIFAR,
+        _CIFAR,
+        296_473_088,
+        2_236_682,
+        "MobileNetV2 that strides in stages 4 and 6 only",
+    ),
+    (
+        "mobilenetv2_imagenet",
+        "mobilenet",
+        plans.MOBILENETV2_IMAGENET,
+        _IMAGENET,
+        300_774_272,
+        3_504_872,
+        "MobileNetV2: inverted residual blocks",
+    ),
+    (
+        "resnet18_imagenet",
+        "resnet",
+        plans.RESNET18,
+        _IMAGENET,
+        1_814_073_344,
+        11_689_512,
+        "ResNet of basic blocks; stem and stage 1 share one width",
+    ),
+    (
+        "resnet34_imagenet",
+        "resnet",
+        plans.RESNET34,
+        _IMAGENET,
+        3_663_761_408,
+        21_797_672,
+        "ResNet of basic blocks; stem and stage 1 share one width",
+    ),
+    (
+        "resnet50_imagenet",
+        "resnet",
+        plans.RESNET50,
+        _IMAGENET,
+        4_089_184_256,
+        25_557_032,
+        "ResNet of bottlenecks, stride in the 3x3",
+    ),
+    (
+        "efficientnet_b0_imagenet",
+        "efficientnet",
+        plans.EFFICIENTNET_B0,
+        _IMAGENET,
+        385_814_752,
+        5_288_548,
+        "EfficientNet-B0; squeeze widths stay fixed unless all 40 widths are given",
+    ),
+    (
+        "proxylessnas_imagenet",
+        "proxyless",
+        plans.PROXYLESSNAS,
+        _IMAGENET,
+        320_427_584,
+        4_080_512,
+        "ProxylessNAS: inverted residual blocks with kernels 3, 5 and 7",
+    ),
+)
+
+MODELS: dict[str, ZooModel] = {
+    name: ZooModel(name, family, tuple(plan.variables()), *size, flops, params, about)
+    for name, family, plan, size, flops, params, about in _TABLE
+}
+
+
+def find(name: str) -> ZooModel:
+    """The network called ``name``, or a :class:`BcnetError` with near matches."""
+    if name in MODELS:
+        return MODELS[name]
+    near = difflib.get_close_matches(str(name).lower()[:80], MODELS, n=3, cutoff=0.5)
+    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    raise BcnetError(f"unknown model {name!r:.80}: {guess}`bcnet models` lists all")
+
+
+def build(name: str, widths: Iterable[int] | None = None, classes: int | None = None) -> nn.Module:
+    """The network called ``name`` as a plain module, freshly initialised: (n, C, H, W) to logits (n, classes).
+
+    ``widths`` as in :meth:`ZooModel.complete`; full widths and the table's classes where left out.
+    """
+    model = find(name)
+    if classes is not None and not (isinstance(classes, int) and classes >= 1):
+        raise BcnetError(f"classes is {classes!r:.40}, but a classifier needs a whole number of at least 1")
+    return model.builder(widths, model.classes if classes is None else classes)

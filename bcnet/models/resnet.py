@@ -1,0 +1,59 @@
+"""ResNet18, 34 and 50 for ImageNet, with the stride in the 3x3 convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from bcnet.models import plans
+from bcnet.models.layers import Block, Layers, basic_block, conv_bn, finish
+from bcnet.models.plans import ResNetPlan
+from bcnet.models.registry import MODELS
+
+
+def resnet18_imagenet(widths: Iterable[int] | None = None, classes: int = 1000) -> nn.Module:
+    """(n, 3, 224, 224) to (n, classes)."""
+    return _resnet(plans.RESNET18, MODELS["resnet18_imagenet"].complete(widths), classes)
+
+
+def resnet34_imagenet(widths: Iterable[int] | None = None, classes: int = 1000) -> nn.Module:
+    """(n, 3, 224, 224) to (n, classes)."""
+    return _resnet(plans.RESNET34, MODELS["resnet34_imagenet"].complete(widths), classes)
+
+
+def resnet50_imagenet(widths: Iterable[int] | None = None, classes: int = 1000) -> nn.Module:
+    """(n, 3, 224, 224) to (n, classes)."""
+    return _resnet(plans.RESNET50, MODELS["resnet50_imagenet"].complete(widths), classes)
+
+
+def _resnet(plan: ResNetPlan, widths: Sequence[int], classes: int) -> nn.Sequential:
+    width = iter(widths)
+    channels = next(width)
+    layers = Layers(stem=conv_bn(3, channels, 7, stride=2), maxpool=nn.MaxPool2d(3, stride=2, padding=1))
+    for i, count in enumerate(plan.blocks, 1):
+        blocks: list[nn.Module] = []
+        for j in range(count):
+            hidden = [next(width) for _ in range(2 if plan.bottleneck else 1)]
+            projects = j == 0 and plan.projects(i)
+            outputs = next(width) if projects else channels
+            stride = 2 if j == 0 and i > 1 else 1
+            shortcut = conv_bn(channels, outputs, 1, stride, act=None) if projects else nn.Identity()
+            if plan.bottleneck:
+                blocks.append(_bottleneck((channels, *hidden, outputs), stride, shortcut))
+            else:
+                blocks.append(basic_block(channels, hidden[0], outputs, stride, shortcut))
+            channels = outputs
+        layers[f"stage{i}"] = nn.Sequential(*blocks)
+    return finish(layers, channels, classes)
+
+
+def _bottleneck(widths: Sequence[int], stride: int, shortcut: nn.Module) -> Block:
+    """1x1, 3x3 and 1x1 convolutions between the four ``widths``, ReLU after the addition."""
+    inputs, first, second, outputs = widths
+    body = Layers(
+        conv1=conv_bn(inputs, first, 1),
+        conv2=conv_bn(first, second, 3, stride),
+        conv3=conv_bn(second, outputs, 1, act=None),
+    )
+    return Block(nn.Sequential(body), shortcut, nn.ReLU())

@@ -1,0 +1,209 @@
+"""From a run to files that ship: plain weights, ONNX or PyTorch's pt2, checked against the network on real inputs.
+
+Every export writes ``widths.json`` and ``weights.safetensors`` (see :mod:`bcnet.run.serialization`); ONNX and pt2 add
+``model.onnx`` or ``model.pt2``. The original and the slim network are then timed side by side.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+from bcnet.latency.compare import compare_latency
+from bcnet.run.recipe import PYTHON
+from bcnet.run.serialization import DESCRIPTION, WEIGHTS, Description, save
+from bcnet.run.session import Run
+
+Format = Literal["torch", "onnx", "pt2"]
+TOLERANCE = 1e-3
+CHECKED = 8  # inputs that an exported network is held against its original with
+
+
+def export_run(
+    run: Run, to: str = "torch", out: str | Path | None = None, tolerance: float = TOLERANCE
+) -> dict[str, Any]:
+    """Export the slim network of ``run``, into ``out`` or RUN/export.
+
+    Returns what was written: ``path``, ``files``, the largest ``difference`` from PyTorch (None for ``torch``, whose
+    weights are the network's own), whether it takes ``any_batch``, and ``latency_ms`` of ``original`` and ``slim``.
+    """
+    if to not in get_args(Format):
+        raise BcnetError(f"unknown format {to!r:.40}: there are {', '.join(get_args(Format))}")
+    if to == "onnx":
+        _onnxruntime()
+    folder = run.path("export") if out is None else Path(out)
+    network = run.network()
+    save(folder, network, description(run))
+    network, inputs = network.cpu(), (_real_inputs(run),)
+    original = run.fresh(run.full).cpu().eval()
+    result: dict[str, Any] = {"format": to, "path": str(folder), "difference": None, "any_batch": True}
+    timed: dict[str, nn.Module] = {"original": original, "slim": network}
+    files = [DESCRIPTION, WEIGHTS]
+    if to == "pt2":
+        files.append("model.pt2")
+        result["difference"], result["any_batch"] = to_pt2(network, inputs, folder / files[-1], tolerance)
+    if to == "onnx":
+        files.append("model.onnx")
+        result["difference"], result["any_batch"] = to_onnx(network, inputs, folder / files[-1], tolerance)
+        with tempfile.TemporaryDirectory() as place:
+            path = Path(place) / "original.onnx"
+            _write_onnx(original, inputs, path)
+            timed = {"original": OnnxNetwork(path), "slim": OnnxNetwork(folder / files[-1])}
+    latency = compare_latency(timed, inputs[0][:1].contiguous())
+    by = f"{'onnxruntime' if to == 'onnx' else 'torch'}, CPU, threads: {torch.get_num_threads()}, one input"
+    return {**result, "files": files, "timed_by": by, "latency_ms": latency}
+
+
+def description(run: Run) -> Description:
+    """How to build the slim network of ``run`` again."""
+    widths = dict(zip(run.space.names, map(int, run.read(f"retrain/{run.chosen}")["widths"]), strict=True))
+    return Description(
+        widths=widths,
+        inputs=(tuple(run.source.input_shape),),
+        source=None if run.recipe.model == PYTHON else run.source.spec,
+        classes=run.data.classes,
+        ignore=tuple(run.recipe.ignore),
+        squeeze=run.recipe.squeeze,
+        normalisation=_normalisation(run),
+    )
+
+
+def to_onnx(
+    network: nn.Module, inputs: tuple[Tensor, ...], path: str | Path, tolerance: float = TOLERANCE
+) -> tuple[float, bool]:
+    """Write ``network`` as ONNX and compare it with onnxruntime on ``inputs``, one batch.
+
+    Returns the largest difference of any output value, and whether the file takes batches of any size.
+    """
+    _onnxruntime()
+    any_batch = _write_onnx(network, inputs, Path(path))
+    found = OnnxNetwork(path)(*inputs)
+    return _compare(network, inputs, found, Path(path), tolerance), any_batch
+
+
+def to_pt2(
+    network: nn.Module, inputs: tuple[Tensor, ...], path: str | Path, tolerance: float = TOLERANCE
+) -> tuple[float, bool]:
+    """Write ``network`` as PyTorch's own exported program; checked and returned as by :func:`to_onnx`."""
+    with _quiet():
+        try:
+            program = torch.export.export(network.eval(), inputs, dynamic_shapes=_any_batch(inputs))
+            any_batch = True
+        except Exception:  # the network's own code ties it to a batch size: torch has no one class for this
+            program = torch.export.export(network.eval(), inputs)
+            any_batch = False
+        torch.export.save(program, str(path))
+        found = torch.export.load(str(path)).module()(*inputs)
+    return _compare(network, inputs, found, Path(path), tolerance), any_batch
+
+
+class OnnxNetwork(nn.Module):
+    """An ONNX file as a network, run by onnxruntime on the CPU with as many threads as torch uses."""
+
+    def __init__(self, path: str | Path):
+        super().__init__()
+        runtime = _onnxruntime()
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    @property
+    def any_batch(self) -> bool:
+        return all(isinstance(entry.shape[0], str) for entry in self._session.get_inputs())
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        named = {entry.name: x.numpy() for entry, x in zip(self._session.get_inputs(), inputs, strict=True)}
+        return [torch.from_numpy(array) for array in self._session.run(None, named)]
+
+
+def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> bool:
+    """Write the file; whether it takes batches of any size."""
+    names = ["input"] if len(inputs) == 1 else [f"input{i}" for i in range(len(inputs))]
+    settings: dict[str, Any] = {"dynamo": True, "external_data": False, "input_names": names, "verbose": False}
+    with _quiet():
+        for shapes in (_any_batch(inputs), None):
+            try:
+                torch.onnx.export(network.eval(), inputs, str(path), dynamic_shapes=shapes, **settings)
+                return OnnxNetwork(path).any_batch
+            except Exception as error:  # the network's own code may tie it to a batch size, as in to_pt2
+                failure = error
+    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+    raise BcnetError(f"torch cannot write this network as ONNX ({reason}): export it as pt2") from failure
+
+
+def _any_batch(inputs: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:
+    batch = torch.export.Dim("batch", min=1)
+    return tuple({0: batch} for _ in inputs)
+
+
+@torch.no_grad()
+def _compare(network: nn.Module, inputs: tuple[Tensor, ...], found: Any, path: Path, tolerance: float) -> float:
+    expected = torch.utils._pytree.tree_leaves(network.eval()(*inputs))
+    outputs = torch.utils._pytree.tree_leaves(found)
+    if [a.shape for a in expected] != [b.shape for b in outputs]:
+        path.unlink()
+        raise BcnetError(f"{path.name} gave outputs of other shapes than the network, so it was removed")
+    difference = max(float((a - b).abs().max()) for a, b in zip(expected, outputs, strict=True))
+    largest = max(float(a.abs().max()) for a in expected)
+    if not difference <= tolerance * max(1.0, largest):
+        path.unlink()
+        raise BcnetError(
+            f"{path.name} differed from the network by {difference:.3g} on real inputs (outputs reach {largest:.3g}), "
+            f"more than the tolerance of {tolerance:g} allows, so it was removed"
+        )
+    return difference
+
+
+def _real_inputs(run: Run) -> Tensor:
+    """Some images of the run's own data, on the CPU."""
+    x, _ = next(iter((run.data.test or run.data.val).batches(0, 0, "cpu")))
+    return x[:CHECKED].cpu().contiguous()
+
+
+def _normalisation(run: Run) -> dict[str, tuple[float, ...]] | None:
+    """Mean and deviation of the images that the network was trained on, where bcnet itself normalised them."""
+    from bcnet.data import cifar10, digits, imagefolder
+
+    kind = run.recipe.data.partition(":")[0]
+    channels = run.source.input_shape[0]
+    if kind == "digits":
+        images = digits.read_digits()
+        return {"mean": images.mean, "std": images.std}
+    if kind == "cifar10":
+        return {"mean": cifar10.MEAN, "std": cifar10.STD}
+    if kind == "imagefolder":
+        return {"mean": imagefolder.MEAN[channels], "std": imagefolder.STD[channels]}
+    return None
+
+
+def _onnxruntime() -> Any:
+    try:
+        for package in ("onnx", "onnxscript"):
+            importlib.import_module(package)
+        return importlib.import_module("onnxruntime")
+    except ModuleNotFoundError as error:
+        raise BcnetError(f'{error.name} is not installed: pip install "bcnet[onnx]"') from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's own remarks on exporting from the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

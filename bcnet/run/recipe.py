@@ -1,0 +1,341 @@
+"""A recipe: everything a run does, as one validated, versioned object that is a YAML file on disk.
+
+``Recipe.read("digits")`` reads one that comes with bcnet, ``Recipe.read("my.yaml")`` one of your own. Mistakes are
+answered in one sentence that names the key. Where a recipe is silent, the defaults below hold.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from bcnet.data.options import LoadOptions
+from bcnet.errors import BcnetError
+from bcnet.search.config import SearchConfig
+from bcnet.supernet.paths import METHODS, Method, PathSampling
+from bcnet.training.optim import Optimisation
+from bcnet.training.race import RaceConfig
+from bcnet.training.retraining import Distillation, RandomBaseline
+
+FORMAT_VERSION = 1
+Compared = Literal[
+    "full", "uniform", "balanced", "random",
+    "l1-global", "l2-global", "bn-scale-global", "taylor-global", "fpgm-global", "lamp-global", "random-global",
+]  # fmt: skip
+PYTHON = "python"
+"""What stands for model and data in the recipe of a run that was given Python objects."""
+HEAD = 64.0
+"""``Optimisation.head`` where a recipe is silent: at a rate of 0.1 it holds from 640 features on."""
+FOLDER = Path(__file__).parent / "recipes"
+LARGEST_FILE = 2**20  # bytes; far more than any recipe needs
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The prior population: from the ``best`` widths trained, after the first ``after`` (a share) of the steps."""
+
+    best: int = 100
+    after: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.best < 1:
+            raise BcnetError(f"best is {self.best}, but it must be at least 1")
+        if not 0 <= self.after < 1:
+            raise BcnetError(f"after is {self.after}, but it must lie in [0, 1)")
+
+
+@dataclass(frozen=True)
+class Healing:
+    """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
+    and batch-norm statistics of ``calibration`` training batches."""
+
+    steps: int = 30
+    lr: float = 0.02
+    calibration: int = 8
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.calibration < 1:
+            name = "steps" if self.steps < 1 else "calibration"
+            raise BcnetError(f"{name} is {getattr(self, name)}, but it must be at least 1")
+        if not 0 < self.lr < float("inf"):
+            raise BcnetError(f"lr is {self.lr}, but it must be positive")
+
+
+class Recipe(BaseModel):
+    """What a run does. ``seed`` is the one seed of everything in it.
+
+    ``start: trained`` begins with the network as it is given: ``weights`` (a file) or ``pretrained`` ones, or those it
+    has; where it knows nothing yet it is trained first, as ``given`` says. Slim networks inherit its most important
+    channels by the criterion ``keep`` and learn from it; the search ranks them by ``score`` (what is left after the
+    ``cut``, after some ``steps`` of ``healing``, or in a ``supernet`` that starts from its weights), and the
+    finalists ``race``. ``start: scratch`` is the paper's way: a supernet from random weights, and networks trained
+    from scratch. ``targets`` are several budgets, each with a slim network of its own.
+
+    ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
+    of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
+    is what the search compares widths by in the supernet: their score (accuracy, unless you give a metric) or their
+    loss, which few images tell more surely. ``threads`` of the CPU are torch's own choice where left out; small
+    networks are faster with one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    version: Literal[1] = 1
+    about: str = ""
+    model: str
+    start: Literal["trained", "scratch"] = "trained"
+    weights: str | None = None
+    pretrained: bool = False
+    input: tuple[int, int, int] | None = None
+    data: str
+    val_fraction: float = Field(default=0.1, gt=0, lt=1)
+    loading: LoadOptions = LoadOptions()
+    groups: int = Field(default=20, ge=1)
+    base: int = Field(default=1, ge=1)
+    round_to: int = Field(default=1, ge=1)
+    ignore: tuple[str, ...] = ()
+    squeeze: bool = False
+    widen: float = Field(default=1.0, ge=1, le=4)
+    budgets: tuple[str, ...] = Field(default=("flops=50%",), min_length=1)
+    targets: tuple[str, ...] = ()
+    paper_budgets: tuple[str, ...] = ()
+    given: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
+    keep: Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"] = "l2"
+    score: Literal["steps", "cut", "supernet"] = "steps"
+    healing: Healing = Healing()
+    method: str = "bcv2"
+    sampling: PathSampling | None = None
+    backward: Literal["path", "step"] = "path"
+    engine: Literal["auto", "plain", "fused"] = "auto"
+    supernet: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
+    prior: Prior | None = Prior()
+    recalibrate: int = Field(default=0, ge=0)
+    rank_by: Literal["score", "loss"] = "loss"
+    search: SearchConfig = SearchConfig(choose="log-width", evaluations=100, population=20)
+    race: RaceConfig | None = RaceConfig()
+    retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=1, weight_decay=5e-4, head=HEAD)
+    distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
+    compare: tuple[Compared, ...] = ("full", "uniform")
+    random: RandomBaseline = RandomBaseline()
+    checkpoint_minutes: float = Field(default=5.0, gt=0)
+    channels_last: bool = True
+    threads: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_groups(cls, data: Any) -> Any:
+        """What a group of settings leaves out is this recipe's default, not its class's."""
+        content = dict(data)
+        if content.get("targets"):
+            content.setdefault("budgets", [content["targets"][0]])
+        defaults = {key: entry.default for key, entry in cls.model_fields.items()}
+        if content.get("start") == "scratch":
+            defaults |= _SCRATCH
+            content = {**{key: value for key, value in _SCRATCH.items() if key not in content}, **content}
+        for key in _GROUPS:
+            if defaults[key] is not None and isinstance(content.get(key), Mapping):
+                content[key] = {**asdict(defaults[key]), **content[key]}
+        return content
+
+    @field_validator("method")
+    @classmethod
+    def _known_method(cls, value: str) -> str:
+        if value not in METHODS:
+            raise ValueError(f"method is {value!r:.40}, but it must be one of {', '.join(METHODS)}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        if self.base > self.groups:
+            raise ValueError(f"base is {self.base}, but it counts groups and must lie in 1..{self.groups}")
+        if "random" in self.compare and self.random.epochs > self.retrain.epochs:
+            raise ValueError(
+                f"random.epochs is {self.random.epochs}, but it must be at most retrain.epochs, {self.retrain.epochs}"
+            )
+        if self.targets and self.budgets != self.targets[:1]:
+            raise ValueError("targets and budgets both say how slim the network must be: keep one of them")
+        if len(set(self.targets)) != len(self.targets):
+            raise ValueError("targets names a budget twice: keep one of them")
+        if self.start == "trained" and self.widen != 1:
+            raise ValueError("widen needs start: scratch, as a trained network has no weights for more channels")
+        if self.start == "scratch" and (self.weights or self.pretrained):
+            key = "weights" if self.weights else "pretrained"
+            raise ValueError(f"{key} needs start: trained, as start: scratch throws the weights of the network away")
+        if self.weights and self.pretrained:
+            raise ValueError("weights and pretrained both say where the weights come from: keep one of them")
+        if self.search.seed != 0:
+            raise ValueError("search.seed must be left out: the one seed of a recipe is seed")
+        return self
+
+    @property
+    def scorer(self) -> str:
+        """What the search ranks by: ``steps``, ``cut`` or ``supernet``."""
+        return "supernet" if self.start == "scratch" else self.score
+
+    @property
+    def paths(self) -> Method:
+        """Principle and path sampling of the supernet's training. One that starts from a trained network has its
+        channels sorted by importance, which only UA's nested widths keep together."""
+        method = METHODS[self.method if self.start == "scratch" else "autoslim"]
+        return method if self.sampling is None else Method(method.principle, self.sampling)
+
+    def changed(self, **changes: Any) -> Recipe:
+        """This recipe with other values of some keys, checked again."""
+        return Recipe.parse({**self.to_dict(), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        data = self.model_dump(mode="json")
+        data["search"].pop("seed")
+        return data
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=110)
+
+    @classmethod
+    def parse(cls, data: Any) -> Recipe:
+        """The recipe that a mapping describes, or a :class:`BcnetError` that names the first key that is wrong."""
+        if not isinstance(data, Mapping):
+            raise BcnetError(f"a recipe must be a list of `key: value`, not {data!r:.60}")
+        if data.get("version", FORMAT_VERSION) != FORMAT_VERSION:
+            raise BcnetError(
+                f"version is {data['version']!r:.40}, but this bcnet reads recipes of version {FORMAT_VERSION}"
+            )
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            raise BcnetError(_sentence(error)) from None
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Recipe:
+        try:
+            data = yaml.load(text, Loader=_UniqueKeys)
+        except BcnetError:
+            raise
+        except yaml.YAMLError as error:
+            raise BcnetError(f"this is no YAML: {_first_line(error)}") from None
+        except (RecursionError, ValueError) as error:
+            raise BcnetError(f"this is no YAML that can be read: {str(error)[:80]}") from None
+        return cls.parse(data)
+
+    @classmethod
+    def read(cls, place: str | Path) -> Recipe:
+        """The recipe called ``place``, or in the file ``place``."""
+        path = FOLDER / f"{place}.yaml" if str(place) in names() else Path(place)
+        if not path.is_file():
+            near = difflib.get_close_matches(str(place)[:80], names(), n=3, cutoff=0.5)
+            guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+            raise BcnetError(f"there is no recipe {str(place)!r:.80}: {guess}`bcnet recipe list` shows all")
+        try:
+            if path.stat().st_size > LARGEST_FILE:
+                raise BcnetError(f"{path} is over {LARGEST_FILE:,} bytes, too large for a recipe")
+            return cls.from_yaml(path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BcnetError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        except BcnetError as error:
+            raise BcnetError(f"{path}: {error}") from None
+
+
+def names() -> list[str]:
+    """The recipes that come with bcnet."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Safe YAML in which a key that is written twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [str(key.value)[:40] for key, _ in node.value]
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            raise BcnetError(f"{twice} is written twice: keep one of them")
+        return super().construct_mapping(node, deep=deep)
+
+
+def _first_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{problem} in line {mark.line + 1}" if mark else problem
+
+
+_MUST_BE = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list",
+    "dataclass_type": "a group of settings, `key: value`",
+    "model_type": "a group of settings, `key: value`",
+}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first mistake of a recipe: its key, and what it must be."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown(first["loc"])
+    if kind == "missing":
+        owner, _, number = key.rpartition(".")
+        return f"{owner} has too few numbers" if number.isdigit() else f"{key} is missing: a recipe must name it"
+    if kind == "value_error":
+        text = str(context["error"])
+        return f"{key}.{text}" if key and not text.startswith(key) else text
+    if kind == "literal_error":
+        return f"{key} is {value!r:.40}, but it must be {context['expected']}"
+    if kind == "too_short":
+        return f"{key} is empty, but it needs at least {context['min_length']}"
+    for bound, words in _BOUNDS.items():
+        if bound in context:
+            return f"{key} is {value!r:.40}, but it must be {words} {context[bound]:g}"
+    for prefix, meaning in _MUST_BE.items():
+        if kind.startswith(prefix):
+            return f"{key} is {value!r:.40}, but it must be {meaning}"
+    return f"{key} is {value!r:.40}, but {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _unknown(place: Iterable[str | int]) -> str:
+    *path, last = [str(part) for part in place]
+    owner: Any = Recipe
+    for part in path:
+        owner = _default(owner, part)
+    known = [f.name for f in fields(owner)] if is_dataclass(owner) else list(Recipe.model_fields)
+    near = difflib.get_close_matches(last[:80], known, n=1, cutoff=0.6)
+    guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"unknown key {'.'.join([*path, last])}: {guess}"
+
+
+_SCRATCH: dict[str, Any] = {
+    "rank_by": "score",
+    "search": SearchConfig(choose="log-width"),
+    "retrain": Optimisation(epochs=60, weight_decay=5e-4, head=HEAD),
+    "distillation": None,
+    "race": None,
+}
+"""The defaults that differ where networks are trained from scratch."""
+
+_GROUPS: dict[str, Any] = {
+    "loading": LoadOptions,
+    "given": Optimisation,
+    "healing": Healing,
+    "race": RaceConfig,
+    "sampling": PathSampling,
+    "supernet": Optimisation,
+    "prior": Prior,
+    "search": SearchConfig,
+    "retrain": Optimisation,
+    "distillation": Distillation,
+    "random": RandomBaseline,
+}
+
+
+def _default(owner: Any, part: str) -> Any:
+    return _GROUPS.get(part, owner) if owner is Recipe else owner

@@ -1,0 +1,165 @@
+"""The report of a run: its folder as plain data, and that as a page."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from bcnet.errors import BcnetError
+from bcnet.report import Curve, Figures, ReportData, render
+from bcnet.report.data import NAMES
+from bcnet.report.tradeoff import Tradeoff, TradeoffPoint, render_tradeoff
+from bcnet.run.folder import RunFolder
+from bcnet.run.recipe import PYTHON
+from bcnet.search.constraints import Budget
+from bcnet.search.store import TrialStore
+from bcnet.search.trial import Trial
+from bcnet.space.widths import WidthVariable
+
+
+def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of a run to ``out``, or to report.html in its folder."""
+    opened = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    return _write_page(opened, render(report_data(opened)), out)
+
+
+def write_tradeoff(run: RunFolder, out: str | Path | None = None) -> Path:
+    """Write the page of a run with several targets: accuracy against cost, with links to the report of each."""
+    given = run.read("given") if run.done("given") else None
+    traced = run.read("trace")
+    points = tuple(_point(row) for row in run.read("targets")["targets"])
+    python = run.recipe.model == PYTHON
+    data = Tradeoff(
+        model="your network" if python else traced["model"],
+        data="your loaders" if python else run.recipe.data,
+        percent=all("top5" in row for row in [given or {"top5": 0}]),
+        cost=points[0].cost,
+        full_cost=traced["costs"]["full"][points[0].cost],
+        full_score=None if given is None else given["score"],
+        points=points,
+    )
+    return _write_page(run, render_tradeoff(data), out)
+
+
+def _point(row: dict[str, Any]) -> TradeoffPoint:
+    networks, chosen = row["networks"], row["chosen"]
+    cost = row["budget"].partition("=")[0].strip()
+    uniform = networks.get("uniform")
+    return TradeoffPoint(
+        budget=row["budget"],
+        folder=row["folder"],
+        cost=cost if cost in networks[chosen]["costs"] else "flops",
+        slim=(networks[chosen]["costs"].get(cost, 0), networks[chosen]["score"]),
+        uniform=None if uniform is None else (uniform["costs"].get(cost, 0), uniform["score"]),
+        chosen=chosen,
+    )
+
+
+def _write_page(run: RunFolder, page: str, out: str | Path | None) -> Path:
+    path = run.path("report.html") if out is None else Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, "utf-8")
+    except OSError as error:
+        raise BcnetError(f"cannot write {path}: {error.strerror or error}") from None
+    return path
+
+
+def report_data(run: RunFolder | str | Path) -> ReportData:
+    """The data of a run whose networks were compared; the export is shown where there is one."""
+    folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
+    parts: dict[str, Any] = {name: folder.read(name) for name in ("run", "trace", "search", "compare")}
+    parts["train"] = folder.read("train") if folder.done("train") else None
+    try:
+        return _assembled(folder, **parts)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise BcnetError(f"a result in {folder.folder} is damaged or of another version: {error!r}") from error
+
+
+def _assembled(
+    folder: RunFolder,
+    run: dict[str, Any],
+    trace: dict[str, Any],
+    train: dict[str, Any] | None,
+    search: dict[str, Any],
+    compare: dict[str, Any],
+) -> ReportData:
+    rows = {row["name"]: row for row in compare["networks"]}
+    accuracy = all("top5" in row for row in rows.values())
+    with TrialStore(folder.path("trials.sqlite"), must_exist=True) as store:
+        trials = store.trials()
+    in_python = folder.recipe.model == PYTHON
+    histories = {name: folder.read(f"retrain/{name}")["history"] for name in rows}
+    return ReportData(
+        model="your network" if in_python else trace["model"],
+        data="your loaders" if in_python else folder.recipe.data,
+        metric="accuracy" if accuracy else "score",
+        percent=accuracy,
+        scored_on=_SCORED_ON.get(compare["scored_on"], compare["scored_on"]),
+        budgets=tuple(Budget(**budget) for budget in trace["budgets"]),
+        variables=tuple(_variable(entry) for entry in trace["variables"]),
+        full_widths=tuple(trace["widths"]["full"]),
+        principle=train["principle"] if train else None,
+        networks={name: _figures(row) for name, row in _with_full(rows, trace).items()},
+        trials=tuple(trials),
+        chosen=Trial.from_dict(search["best"]),
+        reference_scores=search["reference"],
+        supernet_curve=_curve("supernet", train["history"]) if train else None,
+        retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),
+        recipe=folder.path("recipe.yaml").read_text("utf-8"),
+        command=shlex.join(run["command"]),
+        repeat=_IN_PYTHON if in_python else f"bcnet run --recipe {shlex.quote(str(folder.path('recipe.yaml')))}",
+        facts=_facts(run, train, search),
+        ranked_by=search["ranked_by"],
+        gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
+        inherited=folder.recipe.start == "trained",
+        race=tuple(folder.read("race")["rounds"]) if folder.done("race") else (),
+        slim=compare.get("chosen", "found"),
+        count=rows["found"].get("count"),
+        notes=tuple(search["notes"]),
+        export=folder.read("export") if folder.done("export") else None,
+    )
+
+
+_IN_PYTHON = "bcnet.slim(model, example, train, val, recipe='recipe.yaml')  # the recipe below, in a file"
+_SCORED_ON = {"test": "test images", "val": "validation images"}
+
+
+def _with_full(rows: dict[str, Any], trace: dict[str, Any]) -> dict[str, Any]:
+    """The rows with one for the full network, whose costs are known also where it was not trained."""
+    full = {"widths": trace["widths"]["full"], "score": float("nan"), "costs": trace["costs"]["full"]}
+    return {"full": {"name": "full", **full}, **rows}
+
+
+def _figures(row: dict[str, Any]) -> Figures:
+    return Figures(row["name"], tuple(row["widths"]), row["score"], row["costs"], row.get("latency_ms"))
+
+
+def _variable(entry: dict[str, Any]) -> WidthVariable:
+    return WidthVariable(entry["name"], tuple(entry["candidates"]), tuple(entry["layers"]), entry["unit"])
+
+
+def _curve(name: str, history: list[dict[str, float]]) -> Curve:
+    return Curve(name, tuple(row["loss"] for row in history))
+
+
+def _facts(run: dict[str, Any], train: dict[str, Any] | None, search: dict[str, Any]) -> dict[str, str]:
+    machine = run["machine"]
+    versions = run["versions"]
+    return {
+        "date": run["date"],
+        "seed": str(run["seed"]),
+        "bcnet": run["bcnet"] + (f", commit {run['commit'][:12]}" if run["commit"] else ""),
+        "device": machine["device"] if machine["device"] != "cpu" else f"CPU, threads: {machine['threads']}",
+        "system": machine["system"],
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        **({"supernet training": f"{_duration(train['seconds'])}, {train['paths']:,} paths"} if train else {}),
+        "search": _duration(search["seconds"]) + f", {search['evaluations']:,} configurations scored",
+    }
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,269 @@
+"""A run: its recipe, its folder, and what both describe (network, width space, data), made when first asked for.
+
+This is what the stages, the report and the export read::
+
+    run = Run("runs/digits_cnn-1")
+    run.space, run.data, run.read("search")["best"]["widths"], run.network("found")
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bcnet import __version__
+from bcnet.data.load import load_data
+from bcnet.data.source import Data, Source
+from bcnet.errors import BcnetError
+from bcnet.latency.table import LatencyTable, measure_table
+from bcnet.models.load import LoadedModel, load_model
+from bcnet.models.weights import load_weights
+from bcnet.run.folder import RunFolder
+from bcnet.run.recipe import PYTHON, Recipe
+from bcnet.search.constraints import Budget, Constraints, parse_budget
+from bcnet.space.cost import Cost
+from bcnet.space.importance import Scores, importance, taylor
+from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.widths import Widths
+from bcnet.supernet.supernet import Supernet
+from bcnet.training.recalibration import recalibrate
+from bcnet.training.task import Task
+from bcnet.utils.progress import Listener
+from bcnet.utils.provenance import commit, package_version
+
+TAYLOR_BATCHES = 8
+
+
+class Run(RunFolder):
+    """A run folder with the objects its recipe names; a run from Python is given them."""
+
+    def __init__(self, folder: str | Path, device: str | None = None):
+        super().__init__(folder)
+        begun_on = self.read("run").get("device") if device is None and self.done("run") else None
+        self.device = choose_device(device or begun_on)
+        self.listener = Listener()
+        self.task_given: Task | None = None
+
+    def give(self, source: LoadedModel, data: Data, task: Task | None) -> None:
+        """Use these instead of what the recipe names."""
+        self.source, self.data, self.task_given = source, data, task
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return super().recipe
+
+    @cached_property
+    def source(self) -> LoadedModel:
+        """The network as it was given, on the run's device."""
+        recipe = self.recipe
+        if PYTHON in (recipe.model, recipe.data):
+            raise BcnetError(
+                f"{self.folder} was made from Python: go on with bcnet.slim(..., out={str(self.folder)!r})"
+            )
+        torch.manual_seed(recipe.seed)
+        shape = recipe.input or self.data.shape
+        source = load_model(recipe.model, shape, self.data.classes, recipe.pretrained)
+        if recipe.weights is not None:
+            load_weights(source.model, recipe.weights)
+        return replace(source, model=source.model.to(self.device), example=source.example.to(self.device))
+
+    @cached_property
+    def data(self) -> Data:
+        r = self.recipe
+        return load_data(r.data, val_fraction=r.val_fraction, seed=r.seed, device=self.device, options=r.loading)
+
+    @cached_property
+    def task(self) -> Task:
+        """What networks are scored by; training has label smoothing of its own."""
+        return self.task_given or Task.classification(classes=self.data.classes)
+
+    @cached_property
+    def space(self) -> NetworkSpace:
+        return self._spaces[0]
+
+    @cached_property
+    def full(self) -> Widths:
+        """The widths of the network as it was given, (L,)."""
+        return self._spaces[1]
+
+    @cached_property
+    def _spaces(self) -> tuple[NetworkSpace, Widths]:
+        return make_space(self.source, self.recipe)
+
+    @cached_property
+    def costs(self) -> dict[str, Cost]:
+        """What widths cost; latency too, once a run whose budgets name it has measured it."""
+        if not self.done("latency"):
+            return dict(self.space.costs)
+        table = LatencyTable.from_json(json.dumps(self.read("latency").get("table")))
+        return {**self.space.costs, "latency": table}
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        return make_constraints(self.space, self.full, self.costs, self.recipe)
+
+    def cost_of(self, widths: Any) -> dict[str, int]:
+        """Every cost of one network."""
+        return {name: int(cost(np.asarray(widths))[0]) for name, cost in self.costs.items()}
+
+    def fresh(self, widths: Any) -> nn.Module:
+        """A network at ``widths`` with the weights that this run's seed draws."""
+        return self._seeded().build(np.asarray(widths)).to(self.device)
+
+    @property
+    def final_training(self) -> Source:
+        """What the compared networks are trained on: all training images, unless some are held out to the end."""
+        return self.data.train if self.holds_out else self.data.whole or self.data.train
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether no network learns from the validation images, so that they can say which is the best."""
+        return self.recipe.start == "trained" or self.data.whole is None
+
+    def given_network(self) -> nn.Module:
+        """The network as it was given, trained, in evaluation mode: where slim ones begin, and their teacher."""
+        network = copy.deepcopy(self.source.model)
+        network.load_state_dict(self.tensors("given"))
+        return network.eval()
+
+    def teacher(self) -> nn.Module | None:
+        """The given network, where slim ones learn from it."""
+        if self.recipe.distillation is None or self.task.distil is None:
+            return None
+        return self.given_network()
+
+    @cached_property
+    def channel_scores(self) -> Scores:
+        """How important every channel of the given network is, by the recipe's criterion."""
+        return self.scores_by(self.recipe.keep)
+
+    def scores_by(self, criterion: str) -> Scores:
+        """How important every channel of the given network is by ``criterion``: an array for each variable."""
+        if criterion != "taylor":
+            return importance(self.space, self.given_network(), criterion, seed=self.recipe.seed)
+        batches = self.data.train.batches(0, 0, self.device)
+        some = [next(batches) for _ in range(min(TAYLOR_BATCHES, len(self.data.train)))]
+        return taylor(self.space, self.given_network(), some, self.task.loss)
+
+    def inherited(self, widths: Any) -> nn.Module:
+        """A network at ``widths`` with the most important channels of the given one, batch norm recalibrated."""
+        space = self._seeded()
+        built = space.build(np.asarray(widths), weights_of=self.given_network(), keep=self.channel_scores)
+        network = built.to(self.device)
+        batches = self.data.train.batches(0, 0, self.device)
+        some = min(self.recipe.healing.calibration, len(self.data.train))
+        recalibrate(network, [next(batches) for _ in range(some)], bf16=self.recipe.retrain.bf16)
+        return network
+
+    @property
+    def chosen(self) -> str:
+        """The name of the network that ships: the best that was trained within the budgets."""
+        return str(self.read("retrain").get("chosen", "found"))
+
+    def network(self, name: str | None = None) -> nn.Module:
+        """A trained network by name (``found``, ``uniform``, ``full``, ...), else the one that ships; in evaluation
+        mode."""
+        name = name or self.chosen
+        network = self.fresh(self.read(f"retrain/{name}")["widths"])
+        network.load_state_dict(self.tensors(f"retrain/{name}"))
+        if self.recipe.channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return network.eval()
+
+    def supernet(self) -> Supernet:
+        """The trained supernet, in evaluation mode."""
+        net = self.fresh_supernet()
+        state = {k.removeprefix("net."): t for k, t in self.tensors("train").items() if k.startswith("net.")}
+        net.load_state_dict(state)
+        if self.recipe.channels_last:
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return net.eval()
+
+    def fresh_supernet(self) -> Supernet:
+        return Supernet(self._seeded(), self.recipe.paths.principle).to(self.device)
+
+    def _seeded(self) -> NetworkSpace:
+        """The space, with torch's random numbers at their start: finding out about it may draw some."""
+        space = self.space
+        _ = space.own_class
+        torch.manual_seed(self.recipe.seed)
+        return space
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device called ``name``; where none is named, a GPU if there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise BcnetError(f"unknown device {name!r:.40}: say cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BcnetError(f"torch finds no device {name} on this machine: say cpu, or mend the driver")
+    return device
+
+
+def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
+    """The width space a recipe searches, and the widths in it of the network as it was given."""
+    grid: dict[str, Any] = {"groups": recipe.groups, "base": recipe.base, "round_to": recipe.round_to}
+    space = source.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
+    if recipe.widen == 1:
+        return space, space.max
+    units = np.array([v.unit for v in space.variables])
+    wide = space.build(np.floor(space.max * recipe.widen / units).astype(np.int64) * units, grow=True)
+    kept = () if recipe.squeeze else source.kept
+    return trace(wide, source.example, ignore=(*recipe.ignore, *kept), **grid), space.max
+
+
+def needed_latency(space: NetworkSpace, recipe: Recipe) -> LatencyTable | None:
+    """The latency of one input, measured where a budget names it."""
+    if not any(text.partition("=")[0].strip() == "latency" for text in recipe.budgets):
+        return None
+    return measure_table(space)
+
+
+def make_constraints(space: NetworkSpace, full: Widths, costs: Mapping[str, Cost], recipe: Recipe) -> Constraints:
+    """The budgets of a recipe; percentages are of the network as it was given."""
+
+    def budget(text: str) -> Budget:
+        found = parse_budget(text, costs, space)
+        if not text.rstrip().endswith("%"):
+            return found
+        cost = costs[found.name]
+        return replace(found, limit=found.limit * int(cost(full)[0]) / int(cost(space.max)[0]))
+
+    return Constraints(space, costs, [budget(text) for text in recipe.budgets])
+
+
+def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:
+    """What run.json says: which program, how it was called, and where."""
+    packages = ("torch", "numpy", "scipy", "pymoo", "pydantic", "safetensors", "scikit-learn", "timm", "torchvision")
+    return {
+        "bcnet": __version__,
+        "command": command,
+        "seed": recipe.seed,
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": {"python": platform.python_version(), **{p: v for p in packages if (v := package_version(p))}},
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        },
+        "device": device,
+    }
+
+
+def command_line() -> list[str]:
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]

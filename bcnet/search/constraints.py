@@ -1,0 +1,243 @@
+"""What a network may cost: budgets as an engineer writes them, and whether they can be met.
+
+``flops=50%``, ``flops=150M``, ``params=3M``, ``memory=2MiB`` and ``latency=4ms`` are budgets; several
+hold at once. A percentage is of the largest network. Memory is counted in bytes, latency in
+nanoseconds, FLOPs (multiply-accumulates) and parameters in ones.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bcnet.errors import BcnetError
+from bcnet.space.cost import Cost
+from bcnet.space.widths import Widths, WidthSpace
+
+_COUNT = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+_BYTES = {"B": 1, "KB": 10**3, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+UNITS: dict[str, dict[str, int]] = {"flops": _COUNT, "params": _COUNT, "memory": _BYTES, "latency": _TIME}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most ``limit`` (in the cost's own unit) of the cost ``name``; ``text`` is what was written."""
+
+    name: str
+    limit: float
+    text: str
+
+
+def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Budget:
+    """``name=value`` with a unit or a percentage of the largest network, as a :class:`Budget`."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise BcnetError(f"budget {text!r} must read name=value, such as flops=50%")
+    if name not in costs:
+        raise BcnetError(f"unknown budget {name!r}: this space knows {', '.join(sorted(costs))}")
+    units = UNITS.get(name, _COUNT)
+    match = re.fullmatch(r"([+-]?[0-9.,_]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)", value)
+    number = _number(match.group(1)) if match else math.nan
+    if not match or not math.isfinite(number):
+        raise BcnetError(f"budget {text!r} has no number after the equals sign, as in flops=50%")
+    unit = match.group(2)
+    if number <= 0:
+        raise BcnetError(f"budget {text!r} must be above zero")
+    if unit == "%":
+        return Budget(name, number / 100 * float(costs[name](space.max)[0]), text)
+    if unit not in units:
+        known = ", ".join(u for u in units if u)
+        raise BcnetError(
+            f"budget {text!r} has the unknown unit {unit!r}: {name} takes {known}, or % of the largest network"
+            if unit
+            else f"budget {text!r} needs a unit: {known}, or % of the largest network"
+        )
+    return Budget(name, number * units[unit], text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        return math.nan
+
+
+def format_cost(name: str, value: float) -> str:
+    """A cost for people: ``105.6M``, ``2.10 MiB``, ``3.92 ms``."""
+    units = UNITS.get(name, _COUNT)
+    order = ["GiB", "MiB", "KiB", "B"] if units is _BYTES else ["s", "ms", "us", "ns"] if units is _TIME else "GMK"
+    for unit in order:
+        if value >= units[unit]:
+            space = "" if units is _COUNT else " "
+            return f"{value / units[unit]:.4g}{space}{unit}"
+    return f"{value:.4g}"
+
+
+class Constraints:
+    """Budgets bound to the space and the costs they speak of: whole populations are checked at once."""
+
+    def __init__(self, space: WidthSpace, costs: Mapping[str, Cost], budgets: Sequence[str | Budget]):
+        if not budgets:
+            raise BcnetError("a search needs at least one budget, such as flops=50%")
+        self.space, self.costs = space, dict(costs)
+        self.budgets = tuple(b if isinstance(b, Budget) else parse_budget(b, costs, space) for b in budgets)
+        for i, budget in enumerate(self.budgets):
+            twin = next((b for b in self.budgets[:i] if b.name == budget.name), None)
+            if twin is not None:
+                raise BcnetError(f"budget {budget.name!r} is given twice ({twin.text} and {budget.text}): give it once")
+
+    def excess(self, widths: Widths) -> NDArray[np.float64]:
+        """How far widths (n, L) are above each budget, relative to it: (n, B), positive where too costly."""
+        return np.column_stack([self.costs[b.name](widths) / b.limit - 1 for b in self.budgets])
+
+    def feasible(self, widths: Widths) -> NDArray[np.bool_]:
+        """Which of widths (n, L) hold every budget: (n,)."""
+        return np.all([self.costs[b.name](widths) <= b.limit for b in self.budgets], axis=0)
+
+    def uniform(self) -> Widths:
+        """The widest uniform scaling that holds every budget, or the smallest network where none does: (L,)."""
+        try:
+            return self.space.uniform(lambda widths: self.excess(widths).max(axis=1), 0.0)
+        except BcnetError:
+            return self.space.min
+
+    def uniform_index(self) -> NDArray[np.int64]:
+        """The candidates about the widest uniform scaling that holds every budget: indices (L,).
+
+        Those just below it, then each one just above that the budgets leave room for, the nearest first.
+        """
+        pairs = list(zip(self.space.variables, self.uniform().tolist(), strict=True))
+        index = np.array([max(bisect_right(v.candidates, c) - 1, 0) for v, c in pairs])
+        gaps = [
+            ((v.candidates[index[n] + 1] - c) / v.max, n)
+            for n, (v, c) in enumerate(pairs)
+            if v.candidates[index[n]] < c < v.max
+        ]
+        for _, n in sorted(gaps):
+            index[n] += 1
+            if not self.feasible(self.space.decode(index)[None])[0]:
+                index[n] -= 1
+        return index
+
+    def with_uniform(self, widths: Widths) -> Widths:
+        """Feasible widths (n, L) after the candidates about the uniform scaling: a search that starts from them is
+        never worse than those."""
+        even = self.space.decode(self.uniform_index())[None]
+        return np.vstack([even[self.feasible(even)], widths])
+
+    def shrink(self, index: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """Candidate indices (n, L), each lowered one step of a random variable at a time until it is feasible.
+
+        Bounded: a row ends at the smallest network at the latest.
+        """
+        index = index.copy()
+        bad = np.flatnonzero(~self.feasible(self.space.decode(index)))
+        for _ in range(int(index.sum(axis=1).max(initial=0))):
+            if not len(bad):
+                break
+            weights = rng.random((len(bad), index.shape[1])) * (index[bad] > 0)
+            index[bad, weights.argmax(axis=1)] -= 1
+            np.maximum(index, 0, out=index)
+            bad = bad[~self.feasible(self.space.decode(index[bad]))]
+        return index
+
+    def fill(self, widths: Widths, rng: np.random.Generator) -> Widths:
+        """Feasible widths (n, L), each raised a candidate of a random variable at a time until none more fits.
+
+        Costs rise with every width, so a variable that does not fit once never will; bounded by the candidates.
+        """
+        index = self.space.encode(widths)
+        last = np.array([len(v.candidates) - 1 for v in self.space.variables])
+        room = np.ones(index.shape, dtype=bool)
+        for _ in range(int(last.sum()) + len(last)):
+            room &= index < last
+            rows = np.flatnonzero(room.any(axis=1))
+            if not len(rows):
+                break
+            variables = np.where(room[rows], rng.random((len(rows), len(last))), -1.0).argmax(axis=1)
+            raised = index[rows].copy()
+            raised[np.arange(len(rows)), variables] += 1
+            fits = self.feasible(self.space.decode(raised))
+            index[rows[fits]] = raised[fits]
+            room[rows[~fits], variables[~fits]] = False
+        return self.space.decode(index)
+
+    def sample(self, rng: np.random.Generator, n: int, tries: int = 100) -> tuple[Widths, int]:
+        """``n`` feasible widths (n, L) drawn uniformly, and how many of them had to be shrunk instead.
+
+        Uniform draws that break a budget are rejected, ``tries`` times ``n`` of them at most; where
+        budgets are too tight for that, the rest are uniform draws shrunk until they fit.
+        """
+        kept = [np.empty((0, len(self.space)), dtype=np.int64)]
+        found = 0
+        for _ in range(tries):
+            if found >= n:
+                break
+            drawn = self.space.sample(rng, n)
+            kept.append(drawn[self.feasible(drawn)])
+            found += len(kept[-1])
+        shrunk = max(n - found, 0)
+        if shrunk:
+            kept.append(self.space.decode(self.shrink(self.space.encode(self.space.sample(rng, shrunk)), rng)))
+        return np.concatenate(kept)[:n], shrunk
+
+    def check(self) -> Feasibility:
+        """The smallest, uniform and largest network against every budget; impossible budgets are refused."""
+        smallest = {b.name: int(self.costs[b.name](self.space.min)[0]) for b in self.budgets}
+        for budget in self.budgets:
+            least = smallest[budget.name]
+            if least > budget.limit:
+                raise BcnetError(
+                    f"budget {budget.text} is impossible: the smallest network of this space costs "
+                    f"{format_cost(budget.name, least)}, so the nearest feasible budget is "
+                    f"{budget.name}={least}{_exact_unit(budget.name)}"
+                )
+        scaled = self.uniform()
+        rows = tuple(
+            BudgetReport(
+                b.name,
+                b.text,
+                b.limit,
+                smallest[b.name],
+                int(self.costs[b.name](scaled)[0]),
+                int(self.costs[b.name](self.space.max)[0]),
+            )
+            for b in self.budgets
+        )
+        return Feasibility(rows, tuple(int(c) for c in scaled))
+
+
+def _exact_unit(name: str) -> str:
+    units = UNITS.get(name, _COUNT)
+    return "B" if units is _BYTES else "ns" if units is _TIME else ""
+
+
+@dataclass(frozen=True)
+class BudgetReport:
+    """One budget beside what the smallest, the uniformly scaled and the largest network cost."""
+
+    name: str
+    text: str
+    limit: float
+    smallest: int
+    uniform: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """The answer to "can these budgets be met?" before any search; ``uniform`` is the scaling's widths."""
+
+    budgets: tuple[BudgetReport, ...]
+    uniform: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

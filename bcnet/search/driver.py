@@ -1,0 +1,168 @@
+"""One verb: :func:`search`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bcnet.errors import BcnetError
+from bcnet.search.config import SearchConfig
+from bcnet.search.constraints import Budget, Constraints, Feasibility
+from bcnet.search.ledger import Ledger, SearchProgress
+from bcnet.search.predictors.log_width import LogWidthModel
+from bcnet.search.prior.population import LossLog, PriorReport, prior_population
+from bcnet.search.scorers import open_executor
+from bcnet.search.store import TrialStore
+from bcnet.search.strategies import baselines
+from bcnet.search.strategies.base import Strategy
+from bcnet.search.strategies.greedy import greedy
+from bcnet.search.trial import Trial, best_of, front_of
+from bcnet.space.cost import Cost
+from bcnet.space.widths import Widths, WidthSpace
+
+STRATEGIES = ("evolution", "greedy", "random", "uniform")
+IDLE_ROUNDS = 100
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found. ``best`` is the highest score within all budgets, or the choice of the log-width model
+    where it decides (None where nothing got a score); ``front`` the Pareto front of score and first
+    budget's cost over all trials, cheapest first, those above the budgets included (``feasible`` tells);
+    ``notes`` what a person should know."""
+
+    best: Trial | None
+    front: tuple[Trial, ...]
+    trials: tuple[Trial, ...]
+    feasibility: Feasibility
+    hits: int
+    prior: PriorReport | None
+    notes: tuple[str, ...]
+    log_width: LogWidthModel | None = None
+
+
+def search(
+    space: WidthSpace,
+    score: Any,
+    budgets: Sequence[str | Budget],
+    costs: Mapping[str, Cost] | None = None,
+    config: SearchConfig | None = None,
+    *,
+    initial: ArrayLike | LossLog | None = None,
+    store: TrialStore | None = None,
+    progress: Callable[[SearchProgress], None] | None = None,
+) -> SearchResult:
+    """Find the best widths within all budgets.
+
+    ``score`` is a function ``widths (L,) -> float``, higher is better, or an object with a method
+    ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
+    space where left out. ``initial`` starts evolution from given widths (n, L), or from the prior of a
+    log of training losses, rather than at random. With a ``store`` on disk a search that was killed goes
+    on where it stopped.
+    """
+    config = config or SearchConfig()
+    constraints = Constraints(space, costs if costs is not None else getattr(space, "costs", {}), budgets)
+    feasibility = constraints.check()
+    population, prior = _initial(constraints, config, initial)
+    strategy = _strategy(constraints, config, population)
+    trials = store or TrialStore()
+    trials.claim(_identity(constraints, config, population))
+    with closing(open_executor(score, config.executor, config.workers)) as executor:
+        ledger = Ledger(constraints, executor, trials, config.evaluations, progress or (lambda _: None))
+        ledger.reserved = int(config.by_log_width)
+        notes = [*(prior.notes if prior else ()), *_run(strategy, ledger, config)]
+        log_width = _log_width(ledger, space) if config.by_log_width else None
+        best = (
+            best_of(ledger.trials, constraints.budgets[0].name)
+            if log_width is None
+            else _choice(log_width, constraints, ledger, notes)
+        )
+    if store is None:
+        trials.close()
+    if best is None:
+        notes.append("no widths within the budgets got a score")
+    front = front_of(ledger.trials, constraints.budgets[0].name)
+    return SearchResult(best, front, ledger.trials, feasibility, ledger.hits, prior, tuple(notes), log_width)
+
+
+def _log_width(ledger: Ledger, space: WidthSpace) -> LogWidthModel | None:
+    """The log-width model of all scores, None where there are none."""
+    scored = [(t.widths, t.score) for t in ledger.trials if t.score is not None]
+    if not scored:
+        return None
+    return LogWidthModel.fit([widths for widths, _ in scored], [s for _, s in scored], space.layer_counts)
+
+
+def _choice(log_width: LogWidthModel, constraints: Constraints, ledger: Ledger, notes: list[str]) -> Trial | None:
+    """The trial of the best configuration by ``log_width`` within the budgets, or the best score where that failed."""
+    widths = log_width.best(constraints)
+    ledger.reserved = 0
+    ledger.score(widths[None], max(t.generation for t in ledger.trials) + 1)
+    trial = ledger.trial(widths)
+    if trial.score is not None:
+        return trial
+    notes.append(f"the log-width model's choice could not be scored ({trial.failure}), so the best score was taken")
+    return best_of(ledger.trials, constraints.budgets[0].name)
+
+
+def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
+    """Let the strategy ask until it or the evaluations end; returns what a person should know of that."""
+    ended = False
+    idle, scores = 0, None
+    for generation in range(1, IDLE_ROUNDS * config.evaluations):
+        try:
+            widths = next(strategy) if scores is None else strategy.send(scores)
+        except StopIteration:
+            ended = True
+            break
+        before = len(ledger)
+        scores = ledger.score(widths, generation)
+        idle = idle + 1 if len(ledger) == before else 0
+        if ledger.room <= 0 or idle == IDLE_ROUNDS:
+            break
+    strategy.close()
+    natural = ended and config.strategy in ("greedy", "uniform")
+    if natural or ledger.room <= 0:
+        return []
+    return [f"the search ended after {len(ledger)} of {config.evaluations} evaluations: it found no other widths"]
+
+
+def _initial(
+    constraints: Constraints, config: SearchConfig, initial: ArrayLike | LossLog | None
+) -> tuple[Widths | None, PriorReport | None]:
+    if initial is None:
+        return None, None
+    if config.strategy != "evolution":
+        raise BcnetError(f"strategy {config.strategy!r} takes no initial population: leave it out, or use evolution")
+    if isinstance(initial, LossLog):
+        rng = np.random.default_rng([config.seed, 3])
+        widths, report = prior_population(constraints, initial.errors(), config.population, rng, config.effective)
+        return constraints.with_uniform(widths)[: config.population], report
+    return constraints.space.decode(np.atleast_2d(constraints.space.encode(initial))), None
+
+
+def _strategy(constraints: Constraints, config: SearchConfig, population: Widths | None) -> Strategy:
+    if config.strategy == "evolution":
+        from bcnet.search.strategies.evolution import evolution
+
+        return evolution(constraints, config, population)
+    plain = {"greedy": greedy, "random": baselines.random, "uniform": baselines.uniform}
+    if config.strategy not in plain:
+        raise BcnetError(f"unknown strategy {config.strategy!r}: choose from {', '.join(STRATEGIES)}")
+    return plain[config.strategy](constraints, config)
+
+
+def _identity(constraints: Constraints, config: SearchConfig, population: Widths | None) -> dict[str, Any]:
+    """What decides which widths a search asks for: a store holds the trials of one of these."""
+    return {
+        **config.identity(),
+        "variables": list(constraints.space.names),
+        "candidates": [list(v.candidates) for v in constraints.space.variables],
+        "budgets": {b.name: b.limit for b in constraints.budgets},
+        "initial": None if population is None else population.tolist(),
+    }

@@ -1,0 +1,1 @@
+"""Models of scores: the Gaussian-process surrogate and the log-width model."""

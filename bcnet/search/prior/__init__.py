@@ -1,0 +1,1 @@
+"""The paper's prior population: configurations drawn where training losses were low."""

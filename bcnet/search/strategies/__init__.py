@@ -1,0 +1,1 @@
+"""Ways to choose the next configurations: evolution, greedy slimming, and baselines."""

@@ -1,0 +1,107 @@
+"""Which paths a training step runs: pure arithmetic, testable without training.
+
+Given a step's number and its random generator a :class:`PathSampling` yields the paths. The paper's losses:
+
+- ``eq7``: a width is trained on both sides, with the mean of their losses;
+- ``eq8``: a width and its complement are trained together;
+- ``update_eq7``: sides alternate from batch to batch, which halves the memory.
+
+The weights of a step's paths add up to 1, so that samplings with more paths are comparable at one
+learning rate (``eq8`` as printed is twice that).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from bcnet.errors import BcnetError
+from bcnet.space.widths import Widths, WidthSpace
+from bcnet.supernet.principle import Principle, Side
+
+
+@dataclass(frozen=True)
+class Path:
+    """One (widths, side) to train, the weight of its loss, and whom it learns from."""
+
+    widths: tuple[int, ...]
+    side: Side
+    weight: float
+    learns: Literal["labels", "teacher"] = "labels"
+
+
+@dataclass(frozen=True)
+class PathSampling:
+    """``draws`` widths are sampled uniformly a step; ``complement`` adds the complement of each; ``sides``
+    trains both, alternates them by batch, or takes the left only. ``sandwich`` adds the widest and the
+    narrowest network, and all but the widest learn from the widest (AutoSlim). ``extremes`` is the share of
+    steps whose first draw is the widest network instead, and its complement the narrowest (without complements: one
+    of the two): weights between channels of opposite ends are in few other paths."""
+
+    draws: int = 1
+    complement: bool = True
+    sides: Literal["both", "alternate", "left"] = "both"
+    sandwich: bool = False
+    extremes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.draws < 1:
+            raise BcnetError(f"draws is {self.draws}, but a step needs at least 1 width")
+        if self.sides not in ("both", "alternate", "left"):
+            raise BcnetError(f"sides is {self.sides!r}, but it must be both, alternate or left")
+        if not 0 <= self.extremes <= 1:
+            raise BcnetError(f"extremes is {self.extremes}, but it must lie in 0..1")
+
+    def paths(self, step: int, rng: np.random.Generator, space: WidthSpace, principle: Principle) -> list[Path]:
+        """The paths of ``step``, the widest first where it is the teacher."""
+        widths = space.sample(rng, self.draws)
+        if self.extremes and rng.random() < self.extremes:
+            widths[0] = space.max if self.complement or rng.random() < 0.5 else space.min
+        if self.complement:
+            widths = np.concatenate([widths, complement(space, principle, widths)])
+        if self.sandwich:
+            widths = np.concatenate([space.max[None], widths, space.min[None]])
+        sides = self._sides(step, principle)
+        weight = 1 / (len(widths) * len(sides))
+        return [
+            Path(tuple(row), side, weight, "teacher" if self.sandwich and i else "labels")
+            for i, row in enumerate(widths.tolist())
+            for side in sides
+        ]
+
+    def _sides(self, step: int, principle: Principle) -> tuple[Side, ...]:
+        if self.sides == "left" or principle.sides == ("left",):
+            return ("left",)
+        return principle.sides if self.sides == "both" else (principle.sides[step % 2],)
+
+
+def complement(space: WidthSpace, principle: Principle, widths: Widths) -> Widths:
+    """The complements of ``widths`` (n, L)."""
+    rows = [[principle.complement(v, c) for v, c in zip(space.variables, row, strict=True)] for row in widths.tolist()]
+    return np.array(rows, dtype=np.int64)
+
+
+def step_rng(seed: int, step: int) -> np.random.Generator:
+    """The random numbers of one step: a resumed run draws what the uninterrupted one would have drawn."""
+    return np.random.default_rng([seed, step])
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train and read a supernet: principle and path sampling."""
+
+    principle: str
+    sampling: PathSampling
+
+
+METHODS: dict[str, Method] = {
+    "bcv2": Method("bcv2", PathSampling()),
+    "bcv2-alternate": Method("bcv2", PathSampling(sides="alternate")),
+    "bcv2-printed": Method("bcv2-printed", PathSampling()),
+    "bc": Method("bc", PathSampling()),
+    "ua": Method("ua", PathSampling(draws=4, complement=False, sides="left")),
+    "autoslim": Method("ua", PathSampling(draws=2, complement=False, sides="left", sandwich=True)),
+}
+"""Methods that train four paths a step (two where sides alternate)."""

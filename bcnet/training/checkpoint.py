@@ -1,0 +1,228 @@
+"""Checkpoints that survive a crash at any moment: tensors as safetensors, state as JSON, never pickle.
+
+A checkpoint is a folder ``checkpoint-000012`` of three files: ``tensors.safetensors``, ``state.json`` and
+``manifest.json`` with the size and checksum of both. It is written under another name, flushed to the disk and
+then renamed, so that it is there as a whole or not at all; the one before it is kept as well.
+
+``pack`` turns a tree of dicts, lists, numbers and tensors (a model's or an optimizer's ``state_dict``, random
+states) into the two things ``save`` takes, and ``unpack`` turns what ``load`` gives back into the same tree.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as read_tensors
+from torch import Tensor
+
+from bcnet.errors import BcnetError
+from bcnet.utils.files import UNFINISHED, checksum, clear_errors, tensor_bytes, write_folder
+
+FORMAT_VERSION = 1
+KEPT = 2
+
+_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+_NAME = re.compile(r"checkpoint-(\d{6,12})")
+
+
+class _Damaged(Exception):
+    """Why one checkpoint cannot be read."""
+
+
+def save(folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+    """Write a checkpoint into ``folder`` and give its path; of older ones the newest is kept.
+
+    ``state`` must be JSON as it stands: texts as keys, no tuples (:func:`pack` sees to that).
+    """
+    folder = Path(folder)
+    contents = {_TENSORS: tensor_bytes(tensors), _STATE: _to_json(state)}
+    files = {name: {"bytes": len(data), "sha256": checksum(data)} for name, data in contents.items()}
+    contents[_MANIFEST] = _to_json({"format": "bcnet.checkpoint", "version": FORMAT_VERSION, "files": files})
+    with clear_errors(f"a checkpoint in {folder}", "resume, the checkpoint before it is kept"):
+        _remove(folder.glob(f"{UNFINISHED}*"))
+        path = folder / f"checkpoint-{_newest(folder) + 1:06d}"
+        write_folder(path, contents)
+    _remove(_checkpoints(folder)[KEPT:])
+    return path
+
+
+def load(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors (on the CPU) and state of the newest checkpoint that is whole; a damaged one is warned about."""
+    folder = Path(folder)
+    paths = _checkpoints(folder)
+    if not paths:
+        raise BcnetError(f"there is no checkpoint in {folder}: nothing was saved there yet, or the folder is another")
+    problems = []
+    for path in paths:
+        try:
+            found = _read(path)
+        except _Damaged as problem:
+            problems.append(f"{path.name} {problem}")
+            continue
+        if problems:
+            warnings.warn(f"in {folder} {', '.join(problems)}; {path.name} was loaded instead", stacklevel=2)
+        return found
+    raise BcnetError(f"no checkpoint in {folder} can be read: {', '.join(problems)}; remove the folder to start anew")
+
+
+def exists(folder: str | Path) -> bool:
+    """Whether ``folder`` holds a checkpoint, damaged or not."""
+    return bool(_checkpoints(Path(folder)))
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    manifest = _from_json(_bytes(path / _MANIFEST), _MANIFEST)
+    if manifest.get("format") != "bcnet.checkpoint" or manifest.get("version") != FORMAT_VERSION:
+        raise _Damaged(f"has format version {manifest.get('version')!r:.20}, not {FORMAT_VERSION}")
+    contents = {}
+    for name in (_TENSORS, _STATE):
+        data = _bytes(path / name)
+        try:
+            whole = manifest["files"][name] == {"bytes": len(data), "sha256": checksum(data)}
+        except (KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise _Damaged(f"is damaged ({name} does not match its checksum)")
+        contents[name] = data
+    try:
+        tensors = read_tensors(contents[_TENSORS])
+    except Exception:  # a file made to harm can fail in any way
+        raise _Damaged(f"is damaged ({_TENSORS} is no safetensors file)") from None
+    return tensors, _from_json(contents[_STATE], _STATE)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _Damaged(f"is damaged ({path.name}: {error.strerror})") from None
+
+
+def _from_json(data: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        raise _Damaged(f"is damaged ({name} is no JSON)") from None
+    if not isinstance(value, dict):
+        raise _Damaged(f"is damaged ({name} is no JSON object)")
+    return value
+
+
+def _to_json(value: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise BcnetError(f"the state of a checkpoint must be JSON ({error}): pack it first") from None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints of ``folder``, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True)
+
+
+def _newest(folder: Path) -> int:
+    paths = _checkpoints(folder)
+    return int(paths[0].name.split("-")[1]) if paths else 0
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def pack(tree: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A tree of dicts, lists, tuples, texts, numbers, None, tensors and arrays as (tensors, JSON state)."""
+    tensors: dict[str, Tensor] = {}
+    return tensors, {"tree": _pack(tree, "", tensors)}
+
+
+def unpack(tensors: dict[str, Tensor], state: dict[str, Any]) -> dict[str, Any]:
+    """The tree that :func:`pack` was given."""
+    try:
+        tree = _unpack(state["tree"], tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise BcnetError("this checkpoint's state was not written by this version of bcnet")
+    return tree
+
+
+def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (Tensor, np.ndarray)):
+        # Numbered, because "a.b" may be one key or two.
+        name = f"{len(tensors)}:{place}"
+        tensors[name] = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+        return {"$tensor" if isinstance(value, Tensor) else "$array": name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        items = [_pack(item, f"{place}.{i}", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, dict):
+        if not all(isinstance(key, (str, int)) for key in value):
+            raise BcnetError(f"a checkpoint cannot hold the keys of {place.lstrip('.') or 'its state'}")
+        # As pairs, because JSON would turn the parameter numbers of an optimizer into texts.
+        return {"$dict": [[key, _pack(item, f"{place}.{key}", tensors)] for key, item in value.items()]}
+    raise BcnetError(f"a checkpoint cannot hold {place.lstrip('.')}, a {type(value).__name__}")
+
+
+def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "$dict":
+        return {key: _unpack(item, tensors) for key, item in content}
+    if kind == "$tuple":
+        return tuple(_unpack(item, tensors) for item in content)
+    if kind not in ("$tensor", "$array"):
+        raise ValueError(kind)
+    return tensors[content] if kind == "$tensor" else tensors[content].numpy()
+
+
+def random_states(**generators: np.random.Generator | torch.Generator) -> dict[str, Any]:
+    """The states of torch's global generators (CPU and every GPU) and of those given by name, as a tree."""
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else [],
+        "named": {
+            name: g.bit_generator.state if isinstance(g, np.random.Generator) else g.get_state()
+            for name, g in generators.items()
+        },
+    }
+
+
+def restore_random_states(states: dict[str, Any], **generators: np.random.Generator | torch.Generator) -> None:
+    """Put :func:`random_states` back; the names must be those it was given."""
+    try:
+        if set(states["named"]) != set(generators):
+            raise KeyError
+        torch.set_rng_state(states["torch"])
+        for name, generator in generators.items():
+            if isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = states["named"][name]
+            else:
+                generator.set_state(states["named"][name])
+        on_gpus = states["cuda"]
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        raise BcnetError("the random states in this checkpoint do not fit the generators of this run") from None
+    if len(on_gpus) > torch.cuda.device_count():
+        warnings.warn(
+            "the checkpoint was made on more GPUs than there are: the run goes on, but differently", stacklevel=2
+        )
+    for device, state in zip(range(torch.cuda.device_count()), on_gpus, strict=False):
+        torch.cuda.set_rng_state(state, device)

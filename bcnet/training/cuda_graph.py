@@ -1,0 +1,133 @@
+"""A training step on a GPU that is recorded once and then replayed as a whole.
+
+The host launches every kernel of a step by itself, some hundreds even for a small network, and a fast GPU waits for
+it. A CUDA graph is one launch for the way forwards and backwards. It repeats what was recorded: the same kernels on the
+same memory, with the batch and the random numbers (dropout) of the step. Whatever else Python decides in a forward is
+not decided again, so a network that draws random numbers on the host is not recorded, nor one that waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+
+WARM_UP = 3
+"""Steps that run as they are before one is recorded: libraries set themselves up in them."""
+
+
+class CudaGraphStep:
+    """``learn(x, y)``, which sets the gradients of ``parameters`` and gives the losses (p,) of a batch, replayed.
+
+    Batches of another shape than the one recorded run as they are. So does everything, after a notice, where warming
+    up shows that a step cannot be recorded.
+    """
+
+    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], parameters: Iterable[nn.Parameter]):
+        self._learn, self._parameters = learn, list(parameters)
+        self._seen = 0
+        self._possible = True
+        self._recorded: _Recorded | None = None
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        if self._possible and self._recorded is None:
+            if self._seen < WARM_UP:
+                return self._warm_up(x, y)
+            self._record(x, y)
+        if self._recorded is None or not self._recorded.fits(x, y):
+            return self._learn(x, y)
+        return self._recorded.replay(x, y)
+
+    def _warm_up(self, x: Tensor, y: Tensor) -> Tensor:
+        self._seen += 1
+        before = _host_randomness()
+        with Waits(x.device) as waits:
+            losses = self._learn(x, y)
+        if _host_randomness() != before:
+            self._give_up("the network draws random numbers on the host")
+        elif waits.found and self._seen == WARM_UP:
+            self._give_up("the network waits for the GPU")
+        return losses
+
+    def _record(self, x: Tensor, y: Tensor) -> None:
+        try:
+            self._recorded = _Recorded(self._learn, self._parameters, x, y)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            self._give_up("there is too little memory beside")
+        except RuntimeError as error:  # torch cannot go on after such a failure
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            raise BcnetError(
+                f"a step cannot be recorded as a CUDA graph: {reason}; ask for the engine plain"
+            ) from error
+
+    def _give_up(self, reason: str) -> None:
+        self._possible = False
+        warnings.warn(f"steps are launched kernel by kernel, not as one CUDA graph: {reason}", stacklevel=4)
+
+
+class _Recorded:
+    """One recorded step: its graph and the memory it reads and writes."""
+
+    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor, y: Tensor):
+        self.x, self.y = torch.empty_like(x), torch.empty_like(y)
+        self.graph = torch.cuda.CUDAGraph()
+        # Thread-local: a loader's threads may allocate pinned memory meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.losses = learn(self.x, self.y)
+        self.gradients = [(p, p.grad) for p in parameters]
+
+    def fits(self, x: Tensor, y: Tensor) -> bool:
+        pairs = ((self.x, x), (self.y, y))
+        return all(mine.shape == given.shape and mine.dtype == given.dtype for mine, given in pairs)
+
+    def replay(self, x: Tensor, y: Tensor) -> Tensor:
+        self.x.copy_(x)
+        self.y.copy_(y)
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient  # a batch of another shape has put its own there
+        self.graph.replay()
+        return self.losses.clone()
+
+
+class Waits:
+    """Listens, while entered, for operations on a GPU that the host waits for."""
+
+    def __init__(self, device: torch.device):
+        self.found = False
+        self._on_gpu = device.type == "cuda"
+        self._warnings = warnings.catch_warnings(record=True)
+
+    def __enter__(self) -> Waits:
+        if self._on_gpu:
+            self._heard = self._warnings.__enter__()
+            warnings.simplefilter("always")
+            self._mode = torch.cuda.get_sync_debug_mode()
+            torch.cuda.set_sync_debug_mode("warn")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._on_gpu:
+            return
+        torch.cuda.set_sync_debug_mode(self._mode)
+        self._warnings.__exit__(*error)
+        for heard in self._heard or ():
+            text = str(heard.message)
+            if "synchronizing CUDA operation" in text:
+                self.found = True
+            elif "debug mode is a prototype" not in text:  # which setting the mode says
+                warnings.warn_explicit(heard.message, heard.category, heard.filename, heard.lineno)
+
+
+def _host_randomness() -> Any:
+    """The states of the generators that a forward may draw from on the host, to be compared."""
+    # The legacy global state of numpy is what a network would draw from.
+    name, keys, *place = np.random.get_state(legacy=True)  # noqa: NPY002
+    return torch.get_rng_state().tolist(), random.getstate(), (name, np.asarray(keys).tolist(), place)

@@ -1,0 +1,232 @@
+"""Training a plain network from scratch, optionally taught by another, and what it is worth afterwards.
+
+The same code trains what a search found and what it is compared with: the full network, uniform scaling, and the
+paper's ``random`` (many networks trained for a short while, the best of them to the end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bcnet.data.source import Data, Source
+from bcnet.errors import BcnetError
+from bcnet.training import checkpoint, distributed
+from bcnet.training.cuda_graph import CudaGraphStep
+from bcnet.training.loop import History, Loop, Progress, out_of_memory
+from bcnet.training.optim import Optimisation
+from bcnet.training.task import Task
+
+Told = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Learning from a teacher: ``alpha`` of the loss is the teacher's, at a ``temperature``."""
+
+    alpha: float = 0.5
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise BcnetError(f"alpha is {self.alpha}, but it must lie in 0..1")
+        if not 0 < self.temperature < float("inf"):
+            raise BcnetError(f"temperature is {self.temperature}, but it must be positive")
+
+    def loss(self, task: Task, output: Tensor, target: Tensor, teacher: Tensor) -> Tensor:
+        """Both losses together; the square of the temperature keeps the teacher's gradients at their size."""
+        if task.distil is None:
+            raise BcnetError("distillation needs a task with a `distil` loss: give it, or leave distillation out")
+        t = self.temperature
+        taught = task.distil(output / t, teacher / t) * t**2
+        return (1 - self.alpha) * task.loss(output, target) + self.alpha * taught
+
+
+@dataclass(frozen=True)
+class RandomBaseline:
+    """The paper's baseline ``random``: ``networks`` of them are trained for ``epochs``, the best one to the end."""
+
+    networks: int = 20
+    epochs: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("networks", "epochs"):
+            if getattr(self, name) < 1:
+                raise BcnetError(f"{name} is {getattr(self, name)}, but it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """How a plain network is trained.
+
+    ``engine``: ``auto`` records a step on a GPU once and replays it (:mod:`bcnet.training.cuda_graph`), ``plain`` runs
+    every step as it is, for networks whose Python code does something else from step to step.
+    """
+
+    optimisation: Optimisation = field(default_factory=Optimisation)
+    distillation: Distillation | None = None
+    seed: int = 0
+    checkpoint_minutes: float = 5.0
+    channels_last: bool = True
+    engine: Literal["auto", "plain"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", "plain"):
+            raise BcnetError(f"engine is {self.engine!r:.40}, but it must be auto or plain")
+
+
+def retrain(
+    network: nn.Module,
+    source: Source,
+    config: Retraining,
+    task: Task | None = None,
+    *,
+    teacher: nn.Module | None = None,
+    folder: str | Path | None = None,
+    progress: Told | None = None,
+) -> History:
+    """Train ``network`` in place; with ``folder``, checkpoints go there and a stopped training goes on."""
+    loop = open_training(network, source, config, task, teacher, folder)
+    loop.run(progress)
+    loop.finish()
+    return loop.history
+
+
+def open_training(
+    network: nn.Module,
+    source: Source,
+    config: Retraining,
+    task: Task | None = None,
+    teacher: nn.Module | None = None,
+    folder: str | Path | None = None,
+) -> _Retrainer:
+    """The training of ``network`` in place, for who runs it in parts: ``run(progress, epochs)``, then ``finish()``."""
+    return _Retrainer(network, source, config, task, teacher, folder)
+
+
+def train_random(
+    build: Callable[[int], nn.Module],
+    baseline: RandomBaseline,
+    data: Data,
+    config: Retraining,
+    task: Task | None = None,
+    *,
+    folder: Path,
+    progress: Callable[[int, Progress], None] | None = None,
+) -> tuple[int, nn.Module, list[float], History]:
+    """The paper's ``random``: networks ``build(0)``, ``build(1)``, ... are trained for a short while, the best of
+    them on validation to the end.
+
+    Returns which one it was, it itself, the scores of all after the short while, and its history. Its last part goes
+    on in the same epoch of the schedule, on the whole training set where there is one.
+    """
+    scores = []
+    for number in range(baseline.networks):
+        network = build(number)
+        loop = _Retrainer(network, data.train, config, task, None, folder / f"{number:03d}")
+        loop.run(_numbered(progress, number), baseline.epochs)
+        scores.append(evaluate(network, data.val, loop.task, bf16=config.optimisation.bf16)["score"])
+    best = max(range(len(scores)), key=lambda n: scores[n])
+    network = build(best)
+    loop = _Retrainer(network, data.whole or data.train, config, task, None, folder / "best")
+    if not checkpoint.exists(folder / "best"):
+        loop.restore(folder / f"{best:03d}")
+        loop.step = baseline.epochs * loop.per_epoch
+    loop.run(_numbered(progress, best))
+    loop.finish()
+    return best, network, scores, loop.history
+
+
+def _numbered(progress: Callable[[int, Progress], None] | None, number: int) -> Told | None:
+    return None if progress is None else lambda state: progress(number, state)
+
+
+@torch.no_grad()
+def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> dict[str, float]:
+    """Mean ``score`` and ``loss`` of a network over all batches, the task's further scores by name, and the ``count``
+    of samples."""
+    task = task or Task.classification()
+    device = next(network.parameters()).device
+    mode = network.training
+    network.eval()
+    names = ["score", "loss", *(name for name, _ in task.extra)]
+    total, count = torch.zeros(len(names), dtype=torch.float64), 0
+    try:
+        for x, y in source.batches(0, 0, device):
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                output = _output(network, x)
+            measures = [task.score(output, y).double().sum(), task.loss(output, y).double() * len(x)]
+            measures += [extra(output, y).double().sum() for _, extra in task.extra]
+            total += torch.stack([m.cpu() for m in measures])
+            count += len(x)
+    finally:
+        network.train(mode)
+    return {**dict(zip(names, (total / count).tolist(), strict=True)), "count": count}
+
+
+def _output(network: nn.Module, x: Tensor) -> Any:
+    """``network(x)``, in halves where memory ends: in evaluation mode parts of a batch do not know of each other."""
+    try:
+        return network(x)
+    except RuntimeError as error:
+        if not out_of_memory(error) or len(x) == 1:
+            raise
+    torch.cuda.empty_cache()
+    return torch.cat([_output(network, half) for half in x.chunk(2)])
+
+
+class _Retrainer(Loop):
+    config: Retraining
+
+    def __init__(
+        self,
+        network: nn.Module,
+        source: Source,
+        config: Retraining,
+        task: Task | None,
+        teacher: nn.Module | None,
+        folder: str | Path | None,
+    ):
+        super().__init__(network, source, config, folder)
+        self.task = task or Task.classification(self.recipe.label_smoothing)
+        self.teacher = None if teacher is None else teacher.to(self.device).eval()
+        if config.distillation is not None and teacher is None:
+            raise BcnetError("distillation needs a teacher: give the trained full network")
+        record = config.engine == "auto" and self.device.type == "cuda" and distributed.world()[1] == 1
+        self.recorded = CudaGraphStep(self._run, network.parameters()) if record else None
+
+    def learn(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.parts > 1:
+            self.recorded = None  # memory is short, and a recorded step holds its own
+        return self._run(x, y) if self.recorded is None else self.recorded(x, y)
+
+    def _run(self, x: Tensor, y: Tensor) -> Tensor:
+        """Forwards and backwards, kernel by kernel."""
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for part, target, share in self.split(x, y):
+            with self.autocast():
+                output = self.net(part)
+                loss = self._loss(output, part, target)
+            (loss * share).backward()
+            losses.append(loss.detach().float() * share)
+        return torch.stack(losses).sum(0, keepdim=True)
+
+    def _loss(self, output: Tensor, x: Tensor, target: Tensor) -> Tensor:
+        if self.config.distillation is None or self.teacher is None:
+            return self.task.loss(output, target)
+        with torch.no_grad():
+            taught = self.teacher(x)
+        return self.config.distillation.loss(self.task, output, target, taught)
+
+    def averaged(self) -> list[Any]:
+        """Weights and the batch-norm statistics that belong to them."""
+        return [*self.net.parameters(), *(b for b in self.net.buffers() if b.is_floating_point())]
+
+    def identity(self) -> Any:
+        return [[name, list(tensor.shape)] for name, tensor in self.net.state_dict().items()]

@@ -1,0 +1,1 @@
+"""What every room needs and none owns: whole files or none, provenance, progress."""

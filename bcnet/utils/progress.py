@@ -1,0 +1,234 @@
+"""What a person sees while bcnet works: bars on a terminal, plain lines elsewhere, both on stderr.
+
+Whatever takes long tells a :class:`Listener` of its stages and steps. A training does so through
+:func:`training_steps`, which reads the loss a few times a second only: reading it waits for the device.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from bcnet.errors import BcnetError
+
+READ_EVERY = 0.5
+"""Seconds between two readings of the loss."""
+LINE_EVERY, LINE_SHARE, LINE_AT_LAST = 5.0, 0.01, 600.0
+"""A line is due after so many seconds and so much of the work, or after that many seconds at the latest."""
+POINTS = 2000
+"""The most points of one curve in TensorBoard."""
+
+Figures = Mapping[str, float]
+
+
+class Listener:
+    """Hears how work gets on; this one is silent."""
+
+    def stage(self, name: str, about: str) -> None:
+        """A stage begins."""
+
+    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+        """``done`` of ``total`` steps of the work called ``name`` are done; ``figures`` may be empty."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def close(self) -> None:
+        """Nothing more will be told."""
+
+
+class Lines(Listener):
+    """One line per stage, and one now and then within it. Asked to stop, it interrupts the next step."""
+
+    def __init__(self) -> None:
+        self._stop = False
+        self._told: dict[str, tuple[float, int]] = {}
+        self._pace: dict[str, Pace] = {}
+        self._figures: dict[str, Figures] = {}
+
+    def stage(self, name: str, about: str) -> None:
+        self._print(f"{name}: {about}")
+
+    def note(self, text: str) -> None:
+        self._print(f"note: {text}")
+
+    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+        if self._stop:
+            raise KeyboardInterrupt
+        now = time.monotonic()
+        left = self._pace.setdefault(name, Pace(now, done))(now, done, total)
+        self._figures[name] = figures or self._figures.get(name, {})
+        self._show(name, done, total, _described(self._figures[name]), left)
+
+    def ask_to_stop(self) -> None:
+        self._stop = True
+
+    def _show(self, name: str, done: int, total: int, figures: str, left: float) -> None:
+        now = time.monotonic()
+        since, at = self._told.setdefault(name, (now, done))
+        passed, share = now - since, (done - at) / total
+        if done < total and passed < LINE_AT_LAST and (passed < LINE_EVERY or share < LINE_SHARE):
+            return
+        self._told[name] = now, done
+        time_left = f"{timedelta(seconds=round(left))} left" if done < total else ""
+        self._print("  " + ", ".join(filter(None, (f"{name} {done:,}/{total:,}", figures, time_left))))
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Bars(Lines):
+    """A live bar for all work at hand."""
+
+    def __init__(self, console: Any = None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__()
+        self._console = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
+        columns = TextColumn("  {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self._bars = Progress(*columns, TextColumn("{task.fields[figures]}"), console=self._console)
+        self._tasks: dict[str, Any] = {}
+        self._bars.start()
+
+    def close(self) -> None:
+        self._bars.stop()
+
+    def _show(self, name: str, done: int, total: int, figures: str, left: float) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, figures="")
+        self._bars.update(self._tasks[name], completed=done, total=total, figures=figures)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+
+class Pace:
+    """How long the rest will take; begun at a time with so much ``done``."""
+
+    def __init__(self, now: float, done: int):
+        self._last, self._done, self._each = now, done, 0.0
+
+    def __call__(self, now: float, done: int, total: int) -> float:
+        """Seconds left. A step's time changes with the widths it trains, hence a running mean over seconds."""
+        if done > self._done and (now - self._last >= READ_EVERY or not self._each):
+            each = (now - self._last) / (done - self._done)
+            self._each = 0.8 * self._each + 0.2 * each if self._each else each
+            self._last, self._done = now, done
+        return (total - done) * self._each
+
+
+class TensorBoard(Listener):
+    """Also writes all figures as TensorBoard's scalars, one curve per kind of work under ``folder``.
+
+    A resumed run goes on there; what a stopped one wrote after its last checkpoint is hidden.
+    """
+
+    def __init__(self, listener: Listener, folder: str | Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise BcnetError("TensorBoard's scalars need tensorboard: pip install 'bcnet[tensorboard]'") from None
+        self._listener, self._folder = listener, Path(folder)
+        self._open: Callable[..., Any] = SummaryWriter
+        self._writers: dict[str, Any] = {}
+        self._written: dict[str, int] = {}
+        self.stage, self.note = listener.stage, listener.note  # type: ignore[method-assign]
+
+    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+        self._listener.step(name, done, total, figures)
+        if not figures:
+            return
+        if name not in self._writers:
+            self._writers[name] = self._open(str(self._folder / name), purge_step=done)
+        elif (done - self._written[name]) * POINTS < total and done < total:
+            return
+        self._written[name] = done
+        for figure, value in figures.items():
+            self._writers[name].add_scalar(figure, value, done)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._listener.close()
+
+
+class TrainingStep(Protocol):
+    """What a training tells after each step (:class:`bcnet.training.loop.Progress`)."""
+
+    step: int
+    steps: int
+    images: int
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def rate(self) -> float: ...
+
+
+def training_steps(listener: Listener, name: str) -> Callable[[TrainingStep], None]:
+    """A callback for ``train_supernet`` and ``retrain`` that tells ``listener`` how they get on.
+
+    Of several processes the first tells it for all.
+    """
+    last, images = time.monotonic(), 0
+
+    def tell(now: TrainingStep) -> None:
+        nonlocal last, images
+        rank, processes = _world()
+        if rank > 0:
+            return
+        images += now.images * processes
+        figures: dict[str, float] = {}
+        if time.monotonic() - last >= READ_EVERY or now.step == now.steps:
+            loss = now.loss
+            passed = max(time.monotonic() - last, 1e-9)  # with the wait for the device
+            figures = {"loss": loss, "lr": now.rate, "images/s": images / passed}
+            last, images = time.monotonic(), 0
+        listener.step(name, now.step, now.steps, figures)
+
+    return tell
+
+
+@contextmanager
+def shown() -> Iterator[Listener]:
+    """A listener for this terminal; the first Ctrl-C ends the work after the step at hand, the second at once."""
+    listener = Bars() if sys.stderr.isatty() else Lines()
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        listener.ask_to_stop()
+        listener.note("stopping after this step; Ctrl-C again stops at once")
+
+    # Only the main thread may set handlers; elsewhere Ctrl-C acts as it always does.
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, interrupt) if main else None
+    try:
+        yield listener
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
+        listener.close()
+
+
+def _described(figures: Figures) -> str:
+    return ", ".join(f"{key} {_short(value)}" for key, value in figures.items())
+
+
+def _short(value: float) -> str:
+    return f"{int(value):,}" if value == value // 1 or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _world() -> tuple[int, int]:
+    """(rank, number of processes)."""
+    import torch.distributed as dist
+
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)

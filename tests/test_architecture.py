@@ -1,0 +1,71 @@
+"""The house has a direction: a room imports only rooms listed before it, lazy imports included."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "bcnet"
+ROOMS = (
+    "errors",
+    "utils",
+    "space",
+    "accel.kernels",  # plain functions of tensors, which training and scoring alike may call
+    "latency",
+    "models",
+    "data",
+    "training",
+    "supernet",
+    "search",
+    "accel",
+    "report",
+    "run",
+    "bench",
+    "cli",
+)
+DOORS = {"bcnet/__init__.py", "bcnet/__main__.py"}  # they only open rooms
+
+
+def room_of(module: str) -> str | None:
+    """The innermost room that the dotted ``module`` belongs to; None for the package itself."""
+    inside = module.removeprefix("bcnet").removeprefix(".")
+    matches = [room for room in ROOMS if inside == room or inside.startswith(f"{room}.")]
+    return max(matches, key=len, default=None)
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Every (line, module of bcnet) that a file imports, at its top, in a function, or for types alone."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively, which hides the room"
+            module = node.module or ""
+            found += [(node.lineno, f"{module}.{name.name}") for name in node.names]
+        elif isinstance(node, ast.Import):
+            found += [(node.lineno, name.name) for name in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            first = node.args[0] if node.args else None
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                found.append((node.lineno, first.value))
+    return [(line, module) for line, module in found if module == "bcnet" or module.startswith("bcnet.")]
+
+
+def test_rooms_import_only_rooms_before_them() -> None:
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE.parent).as_posix()
+        here = room_of(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        if name in DOORS:
+            continue
+        assert here is not None, f"{name} lies in no room"
+        for line, module in imports(path):
+            there = room_of(module)
+            if there is not None and ROOMS.index(there) > ROOMS.index(here):
+                wrong.append(f"{name}:{line} ({here}) imports {module} ({there})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_room_is_there_and_nothing_lies_beside_them() -> None:
+    beside = {p.name for p in PACKAGE.iterdir() if not p.name.startswith("__") and p.suffix in ("", ".py")}
+    rooms = {room.partition(".")[0] for room in ROOMS}
+    assert beside == (rooms - {"errors"}) | {"errors.py"}
