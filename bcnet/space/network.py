@@ -209,7 +209,8 @@ class NetworkSpace(WidthSpace):
         """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes, or
         with its units ``kept``."""
         given = _state(source)
-        total = self.total_units({name: tensor.shape for name, tensor in given.items()})
+        known: list[int] | None = getattr(source, "total_units", None)  # a supernet knows what it holds
+        total = known or self.total_units({name: tensor.shape for name, tensor in given.items()})
         units = self.units(widths)
         for name, tensor in _state(network).items():
             if name.startswith(CONSTANT) and name.removeprefix(CONSTANT) in self.graph.constants:
