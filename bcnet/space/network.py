@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
-from bcnet.space.capture import Capture, Example, arguments, capture, checked, tensors_in
+from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in
 from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import flops, parameters, peak_memory
@@ -112,7 +112,7 @@ class NetworkSpace(WidthSpace):
         super().__init__(variables, steps)
         self.model, self.graph, self.coupling, self.init = model, graph, coupling, init
         self.example = tuple(tensors_in(arguments(example)))
-        self.inputs, self.output = checked(model, example), output or logits
+        self.inputs, self.output = graph.given, output or logits
         self.fixed = coupling.fixed
         self.slots = slots(graph, coupling)
         self.costs: dict[str, Cost] = {
