@@ -168,7 +168,7 @@ class Tuner:
         self.teacher.to(images.test[0][0].device, memory_format=torch.channels_last)
         self.training = Training(
             args.epochs, args.lr, args.batch, taught=args.taught, temperature=args.temperature, dtype=args.dtype,
-            weight_decay=args.weight_decay,
+            fast_norm=args.fast_norm, weight_decay=args.weight_decay,
         )  # fmt: skip
 
     def kept(self, entry: dict[str, Any]) -> Kept:
@@ -281,6 +281,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--taught", type=float, default=0.9)
     parser.add_argument("--temperature", type=float, default=4.0)
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--fast-norm", action="store_true", help="batch norm and activation as one kernel")
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--device", default="cuda")
