@@ -49,13 +49,16 @@ def budget_flops(text: str, cutter: Cutter) -> float:
 
 
 def uniform8(cutter: Cutter, flops: float) -> Widths:
-    """The widest uniform scaling whose widths are multiples of eight."""
-    most = cutter.space.max
-
-    def at(scale: float) -> Widths:
-        return np.minimum(most, np.maximum(8, 8 * np.rint(scale * most / 8))).astype(np.int64)
-
-    return max((at(s) for s in np.linspace(0.02, 1, 2000) if cutter.flops(at(s)) <= flops), key=cutter.flops)
+    """The uniform scaling in multiples of eight: rounded down, then up again where it is furthest below and fits."""
+    exact = uniform(cutter.space, flops)
+    widths = np.minimum(cutter.space.max, np.maximum(8, exact // 8 * 8))
+    for number in np.argsort(widths / exact, kind="stable"):
+        wider = widths.copy()
+        wider[number] = min(wider[number] + 8, cutter.space.max[number])
+        widths = wider if cutter.flops(wider) <= flops else widths
+    if cutter.flops(widths) > flops:
+        raise BcnetError(f"multiples of eight do not hold {flops:,.0f} FLOPs: raise the budget")
+    return widths
 
 
 def random_widths(cutter: Cutter, flops: float, seed: int) -> Widths:
