@@ -152,7 +152,7 @@ def front(data: ReportData) -> Figure:
     return _figure(
         traces,
         xaxis={"title": {"text": words.COSTS.get(name, name)}, "tickformat": "~s", "ticksuffix": unit},
-        yaxis=_supernet_axis(data),
+        yaxis=_score_axis(data),
         shapes=[_line({"x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}, "--mute")],
         annotations=[_label(escape(data.first_budget.text), x=limit, y=0, yref="paper", xanchor="left", xshift=5)],
     )
@@ -184,8 +184,8 @@ def progress(data: ReportData) -> Figure:
         labels = [_label("uniform", x=1, xref="paper", y=y, xanchor="right", colour="--uniform")]
     return _figure(
         traces,
-        xaxis={"title": {"text": "widths scored"}, "rangemode": "tozero", "showgrid": False},
-        yaxis=_supernet_axis(data),
+        xaxis={"title": {"text": "configurations scored"}, "rangemode": "tozero", "showgrid": False},
+        yaxis=_score_axis(data),
         shapes=shapes,
         annotations=labels,
     )
@@ -366,7 +366,7 @@ def _thinned(trials: Sequence[Trial]) -> Sequence[Trial]:
 
 
 def _score(data: ReportData, value: float | None) -> float:
-    """What the supernet gave for widths, as it is shown: a loss stands behind its negation."""
+    """What the search's scorer gave for a configuration, as it is shown: a loss stands behind its negation."""
     assert value is not None
     if data.ranked_by == "loss":
         return -value
@@ -377,11 +377,12 @@ def _percent(data: ReportData) -> str:
     return "%" if data.percent and data.ranked_by == "score" else ""
 
 
-def _supernet_axis(data: ReportData) -> Figure:
+def _score_axis(data: ReportData) -> Figure:
     """Up is better, so an axis of losses is turned over."""
+    where = "before training" if data.principle is None else "in the supernet"
     if data.ranked_by == "loss":
-        return {"title": {"text": "loss in the supernet"}, "autorange": "reversed"}
-    return {"title": {"text": f"{data.metric} in the supernet{' (%)' if data.percent else ''}"}}
+        return {"title": {"text": f"loss {where}"}, "autorange": "reversed"}
+    return {"title": {"text": f"{data.metric} {where}{' (%)' if data.percent else ''}"}}
 
 
 def _unit(name: str) -> tuple[str, float]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import errno
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -58,7 +58,8 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
     The caller holds ``run.lock()``.
     """
     names = stages_of(run.recipe)
-    check_stage(until, names)
+    if until not in names:
+        raise BcnetError(f"this run has no stage {until!r:.40}: it has {', '.join(names)}")
     if again:
         forget(run, until)
     for name in names[: names.index(until) + 1]:
@@ -112,10 +113,10 @@ def pick(run: Run, budget: str) -> Target:
     return target
 
 
-def check_stage(name: str, names: Iterable[str] = STAGES) -> None:
-    """A :class:`BcnetError` where there is no such stage."""
-    if name not in names:
-        raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(names)}")
+def check_stage(name: str) -> None:
+    """A :class:`BcnetError` where no run has such a stage."""
+    if name not in STAGES:
+        raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(STAGES)}")
 
 
 def forget(run: Run, stage: str) -> None:

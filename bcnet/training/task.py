@@ -90,6 +90,8 @@ def check_logits(output: Any, target: Any, classes: int | None = None) -> None:
 def _tried(name: str, function: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
     try:
         return function(output, target)
+    except torch.OutOfMemoryError:
+        raise  # not the task's fault: its caller takes smaller batches
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise BcnetError(
