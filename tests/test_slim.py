@@ -16,6 +16,7 @@ from bcnet.errors import BcnetError
 
 TINY: dict[str, Any] = {
     "start": "scratch",
+    "fallback": False,
     "groups": 4,
     "supernet": {"epochs": 2},
     "search": {"evaluations": 8, "population": 4},

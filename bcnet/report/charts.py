@@ -58,14 +58,14 @@ def race(data: ReportData) -> Figure:
                 "mode": "lines+markers",
                 "name": name,
                 "x": [row["epochs"] for row in rows],
-                "y": [row[key] for row in rows],
+                "y": [row[key] if key == "loss" else _score(data, row[key]) for row in rows],
                 "hovertemplate": f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(name)}</extra>",
             }
         )
     return _figure(
         traces,
         xaxis={"title": {"text": "epoch"}, "showgrid": False},
-        yaxis={"title": {"text": f"validation {key}"}},
+        yaxis={"title": {"text": f"validation {'loss' if key == 'loss' else data.metric}"}},
     )
 
 
@@ -370,7 +370,8 @@ def _score(data: ReportData, value: float | None) -> float:
     assert value is not None
     if data.ranked_by == "loss":
         return -value
-    return 100 * value if data.percent else value
+    shown = value if data.higher_is_better else -value
+    return 100 * shown if data.percent else shown
 
 
 def _percent(data: ReportData) -> str:
@@ -382,7 +383,9 @@ def _score_axis(data: ReportData) -> Figure:
     where = "before training" if data.principle is None else "in the supernet"
     if data.ranked_by == "loss":
         return {"title": {"text": f"loss {where}"}, "autorange": "reversed"}
-    return {"title": {"text": f"{data.metric} {where}{' (%)' if data.percent else ''}"}}
+    unit = "%" if data.percent else data.unit
+    title = {"title": {"text": f"{data.metric} {where}{f' ({unit})' if unit else ''}"}}
+    return title if data.higher_is_better else {**title, "autorange": "reversed"}
 
 
 def _unit(name: str) -> tuple[str, float]:
