@@ -62,7 +62,7 @@ def held_out_loss(network: nn.Module) -> float:
 def test_the_cut_is_the_loss_of_the_built_network(widths: np.ndarray) -> None:
     network = SPACE.build(widths, weights_of=trained(), keep="l2")
     recalibrate(network, batches()[0][:3])
-    assert scorer(calibration=3).score(widths) == pytest.approx(-held_out_loss(network), rel=1e-12)
+    assert scorer(calibration=3).score(widths) == pytest.approx(-held_out_loss(network), rel=1e-6)
 
 
 def test_scores_are_fixed_and_leave_everything_alone() -> None:
@@ -147,7 +147,7 @@ UNTAUGHT = Task(Task.classification().loss, Task.classification().score)
 ASKED = {
     "a teacher that gives no logits": (
         {"teacher": NO_LOGITS},
-        "the teacher does not suit the task: the network gives a tensor of float32 of shape (16, 2, 6, 6), but "
+        "the teacher does not suit the task: the network gives a tensor of float32 of shape (8, 2, 6, 6), but "
         "classification needs logits (n, classes): give a Task with a loss and a score of your own",
     ),
     "a teacher without a loss": (

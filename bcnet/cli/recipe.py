@@ -65,6 +65,7 @@ def check_recipe(place: Annotated[str, PLACE_ARGUMENT]) -> None:
     space, full = make_space(load_model(recipe.model, recipe.input), recipe)
     latency = needed_latency(space, recipe)
     costs = space.costs if latency is None else {**space.costs, "latency": latency}
-    make_constraints(space, full, costs, recipe).check()
+    for budgets in ([target] for target in recipe.targets) if recipe.targets else [recipe.budgets]:
+        make_constraints(space, full, costs, budgets).check()
     text = f"{place} is in order: {recipe.model}, {len(space)} width variables, within {', '.join(recipe.budgets)}"
     console().print(text, soft_wrap=True)

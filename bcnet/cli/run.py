@@ -19,7 +19,7 @@ RUN_ARGUMENT = typer.Argument(metavar="RUN", help="The folder of a run.")
 AGAIN_OPTION = typer.Option("--again", help="Do the stage again, and forget the stages after it.")
 DEVICE_OPTION = typer.Option("--device", help="cpu, cuda, cuda:1, ...; else a GPU where there is one.")
 LOG_OPTION = typer.Option(metavar="tensorboard", help="Also write every curve to RUN/tensorboard.")
-START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "score")
+START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "score", "least")
 """Keys whose defaults depend on where networks start."""
 DATA_FORMS = "digits, cifar10:FOLDER or imagefolder:FOLDER"
 
@@ -209,7 +209,7 @@ def _report_path(run: Run) -> str | None:
 
 
 def _print_summary(run: Run, until: str) -> None:
-    from bcnet.report.words import comparison
+    from bcnet.report import words
     from bcnet.run.report import report_data
 
     out = console()
@@ -219,13 +219,12 @@ def _print_summary(run: Run, until: str) -> None:
     if not run.done("compare"):
         out.print(f"{until} is done: {run.folder}", soft_wrap=True)
         return
-    compared = run.read("compare")
-    score = "accuracy" if "top5" in compared["networks"][0] else "score"
+    compared, data = run.read("compare"), report_data(run)
     predicted = all("predicted_ms" in row for row in compared["networks"])
     rows = [
         (
             row["name"],
-            f"{row['score']:.2%}" if score == "accuracy" else f"{row['score']:.6g}",
+            words.score(data, row["score"]),
             row["costs"]["flops"],
             row["costs"]["params"],
             *([f"{row['predicted_ms']:.3g} ms"] if predicted else []),
@@ -236,17 +235,17 @@ def _print_summary(run: Run, until: str) -> None:
     budgets = ", ".join(run.recipe.budgets)
     images = "test" if compared["scored_on"] == "test" else "validation"
     table(
-        f"{run.recipe.model} within {budgets}, {_began(run)}; {score} on {images} images",
+        f"{run.recipe.model} within {budgets}, {_began(run)}; {data.metric} on {images} images",
         [
             "network",
-            score,
+            data.metric,
             "FLOPs",
             "parameters",
             *(["latency, predicted", "latency, measured"] if predicted else ["latency"]),
         ],
         rows,
     )
-    for sentence in comparison(report_data(run)):
+    for sentence in words.comparison(data):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     report = _report_path(run) if run.done("report") else None
     out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)

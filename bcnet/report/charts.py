@@ -58,14 +58,14 @@ def race(data: ReportData) -> Figure:
                 "mode": "lines+markers",
                 "name": name,
                 "x": [row["epochs"] for row in rows],
-                "y": [row[key] for row in rows],
+                "y": [row[key] if key == "loss" else _score(data, row[key]) for row in rows],
                 "hovertemplate": f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(name)}</extra>",
             }
         )
     return _figure(
         traces,
         xaxis={"title": {"text": "epoch"}, "showgrid": False},
-        yaxis={"title": {"text": f"validation {key}"}},
+        yaxis={"title": {"text": f"validation {'loss' if key == 'loss' else data.metric}"}},
     )
 
 
@@ -152,7 +152,7 @@ def front(data: ReportData) -> Figure:
     return _figure(
         traces,
         xaxis={"title": {"text": words.COSTS.get(name, name)}, "tickformat": "~s", "ticksuffix": unit},
-        yaxis=_supernet_axis(data),
+        yaxis=_score_axis(data),
         shapes=[_line({"x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}, "--mute")],
         annotations=[_label(escape(data.first_budget.text), x=limit, y=0, yref="paper", xanchor="left", xshift=5)],
     )
@@ -184,8 +184,8 @@ def progress(data: ReportData) -> Figure:
         labels = [_label("uniform", x=1, xref="paper", y=y, xanchor="right", colour="--uniform")]
     return _figure(
         traces,
-        xaxis={"title": {"text": "widths scored"}, "rangemode": "tozero", "showgrid": False},
-        yaxis=_supernet_axis(data),
+        xaxis={"title": {"text": "configurations scored"}, "rangemode": "tozero", "showgrid": False},
+        yaxis=_score_axis(data),
         shapes=shapes,
         annotations=labels,
     )
@@ -366,22 +366,26 @@ def _thinned(trials: Sequence[Trial]) -> Sequence[Trial]:
 
 
 def _score(data: ReportData, value: float | None) -> float:
-    """What the supernet gave for widths, as it is shown: a loss stands behind its negation."""
+    """What the search's scorer gave for a configuration, as it is shown: a loss stands behind its negation."""
     assert value is not None
     if data.ranked_by == "loss":
         return -value
-    return 100 * value if data.percent else value
+    shown = value if data.higher_is_better else -value
+    return 100 * shown if data.percent else shown
 
 
 def _percent(data: ReportData) -> str:
     return "%" if data.percent and data.ranked_by == "score" else ""
 
 
-def _supernet_axis(data: ReportData) -> Figure:
+def _score_axis(data: ReportData) -> Figure:
     """Up is better, so an axis of losses is turned over."""
+    where = "before training" if data.principle is None else "in the supernet"
     if data.ranked_by == "loss":
-        return {"title": {"text": "loss in the supernet"}, "autorange": "reversed"}
-    return {"title": {"text": f"{data.metric} in the supernet{' (%)' if data.percent else ''}"}}
+        return {"title": {"text": f"loss {where}"}, "autorange": "reversed"}
+    unit = "%" if data.percent else data.unit
+    title = {"title": {"text": f"{data.metric} {where}{f' ({unit})' if unit else ''}"}}
+    return title if data.higher_is_better else {**title, "autorange": "reversed"}
 
 
 def _unit(name: str) -> tuple[str, float]:

@@ -37,11 +37,18 @@ class Tradeoff:
     full_cost: float
     full_score: float | None
     points: tuple[TradeoffPoint, ...]
+    metric: str = "accuracy"
+    unit: str = ""
+    higher_is_better: bool = True
+
+    def shown(self, score: float) -> float:
+        """A score as people read it: shares in percent, and negated ones as they were given."""
+        return (100.0 if self.percent else 1.0) * (score if self.higher_is_better else -score)
 
     def text(self, score: float | None) -> str:
         if score is None:
             return "–"
-        return f"{100 * score:.2f}%" if self.percent else f"{score:.4g}"
+        return f"{self.shown(score):.2f}%" if self.percent else f"{self.shown(score):.4g}{self.unit}"
 
 
 PAGE = Template(
@@ -51,7 +58,7 @@ PAGE = Template(
 $style</style></head><body><main><header>
 <p class="eyebrow"><b>bcnet</b> report · $model on $data</p><h1>$title</h1>
 <p class="lead">$lead</p><div class="scroll">$table</div></header>
-<section><h2>Accuracy against cost</h2><div class="chart" id="tradeoff"></div>
+<section><h2>$metric against cost</h2><div class="chart" id="tradeoff"></div>
 <p class="caption">Each point was searched, raced and trained for its own budget, once; its own report has more.</p>
 </section></main><footer>Made by bcnet $version. This page is one file and loads nothing from elsewhere.</footer>
 <script>$plotly</script><script type="application/json" id="charts">$charts</script><script>$script</script>
@@ -66,6 +73,7 @@ def render_tradeoff(data: Tradeoff) -> str:
     best = ", ".join(f"{data.text(p.slim[1])} at {words.share(p.slim[0], data.full_cost)}" for p in data.points)
     return PAGE.substitute(
         title=escape(f"your network: {data.text(data.full_score)} at 100% → slim: {best} of the {label}"),
+        metric=escape(data.metric[:1].upper() + data.metric[1:]),
         model=escape(data.model),
         data=escape(data.data),
         style=file_text("page.css"),
@@ -96,12 +104,11 @@ def _table(data: Tradeoff, label: str) -> str:
         f"<td>{data.text(p.uniform[1]) if p.uniform else '–'}</td></tr>"
         for p in data.points
     )
-    head = f"<tr><th>target</th><th>ships</th><th>score</th><th>{escape(label)}</th><th>uniform</th></tr>"
-    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    head = "".join(f"<th>{escape(text)}</th>" for text in ("target", "ships", data.metric, label, "uniform"))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _chart(data: Tradeoff, label: str) -> dict[str, Any]:
-    scale = 100.0 if data.percent else 1.0
 
     def line(name: str, pairs: list[Pair], colour: str, symbol: str) -> dict[str, Any]:
         ordered = sorted(pairs)
@@ -110,7 +117,7 @@ def _chart(data: Tradeoff, label: str) -> dict[str, Any]:
             "mode": "lines+markers",
             "name": name,
             "x": [cost for cost, _ in ordered],
-            "y": [scale * score for _, score in ordered],
+            "y": [data.shown(score) for _, score in ordered],
             "line": {"color": colour},
             "marker": {"color": colour, "symbol": symbol, "size": 11},
         }
@@ -121,11 +128,15 @@ def _chart(data: Tradeoff, label: str) -> dict[str, Any]:
     ]
     if data.full_score is not None:
         traces.append(line("your network", [(data.full_cost, data.full_score)], "--ink", "square"))
-    unit = "%" if data.percent else ""
+    unit = "%" if data.percent else data.unit
     return {
         "data": [trace for trace in traces if trace["x"]],
         "layout": {
             "xaxis": {"title": {"text": label}, "tickformat": "~s"},
-            "yaxis": {"title": {"text": "score"}, "ticksuffix": unit},
+            "yaxis": {
+                "title": {"text": data.metric},
+                "ticksuffix": unit,
+                **({} if data.higher_is_better else {"autorange": "reversed"}),
+            },
         },
     }

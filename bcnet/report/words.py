@@ -26,17 +26,32 @@ RIVALS = {
 }
 """What the network found is compared with at its own budget."""
 
+NOT_LEARNT = (
+    "Its outputs score no better with the targets of their own inputs than with those of others: train it for longer, "
+    "at another rate, or check the data."
+)
+
 
 def score(data: ReportData, value: float) -> str:
-    """``97.35%`` of a share, else four digits; a dash for what was not measured."""
+    """``97.35%`` of a share, else four digits and the unit; a dash for what was not measured."""
     if math.isnan(value):
         return "–"
-    return f"{100 * value:.2f}%" if data.percent else f"{value:.4g}"
+    shown = value if data.higher_is_better else -value
+    return f"{100 * shown:.2f}%" if data.percent else f"{shown:.4g}{_unit(data)}"
 
 
 def gap(data: ReportData, value: float) -> str:
     """The size of a difference of two scores: ``0.84 points``."""
-    return f"{abs(100 * value):.2f}\N{NO-BREAK SPACE}points" if data.percent else f"{abs(value):.3g}"
+    return f"{abs(100 * value):.2f}\N{NO-BREAK SPACE}points" if data.percent else f"{abs(value):.3g}{_unit(data)}"
+
+
+def _unit(data: ReportData) -> str:
+    return f"\N{NO-BREAK SPACE}{data.unit}" if data.unit else ""
+
+
+def direction(data: ReportData, difference: float) -> str:
+    """Whether a score that is better by ``difference`` is more or less of the metric."""
+    return "more" if (difference > 0) == data.higher_is_better else "less"
 
 
 def share(part: float, whole: float) -> str:
@@ -56,6 +71,8 @@ def milliseconds(value: float | None) -> str:
 def headline(data: ReportData) -> str:
     """The verdict in one line."""
     name = data.first_budget.name
+    if not data.learnt:
+        return f"the slim network has not learnt anything: {score(data, data.found.score)} {data.metric}"
     if data.inherited and not math.isnan(data.full.score):
         slim = share(data.found.costs[name], data.full.costs[name])
         before, after = score(data, data.full.score), score(data, data.found.score)
@@ -67,8 +84,9 @@ def headline(data: ReportData) -> str:
     if _same(difference):
         return f"{at} at the same {data.metric}"
     if difference > 0:
-        return f"{at}, and {gap(data, difference)} more {data.metric}"
-    return f"{at} for {gap(data, difference)} of {data.metric}"
+        return f"{at}, and {gap(data, difference)} {direction(data, difference)} {data.metric}"
+    of = "of" if data.higher_is_better else "more"
+    return f"{at} for {gap(data, difference)} {of} {data.metric}"
 
 
 def verdict(data: ReportData) -> list[str]:
@@ -78,6 +96,7 @@ def verdict(data: ReportData) -> list[str]:
         f"Within {budget}, the widths found for {data.model} reach {score(data, data.found.score)} {data.metric} "
         f"on the {data.scored_on} of {data.data}"
         + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}."),
+        *([] if data.learnt else [NOT_LEARNT]),
         *comparison(data),
     ]
 
@@ -115,7 +134,7 @@ def _against(data: ReportData, rival: Figures) -> str:
     difference = data.found.score - rival.score
     if _same(difference):
         return f"{what} does as well ({score(data, rival.score)})"
-    return f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {'less' if difference > 0 else 'more'}"
+    return f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {direction(data, -difference)}"
 
 
 def _same(difference: float) -> bool:

@@ -1,21 +1,27 @@
 """From a network and a budget to a slim network: the stages in their order, and the folder they leave.
 
-trace → train → search → retrain → compare → export → report. A run folder holds::
+trace → given → (train) → search → race → retrain → compare → export → report; the paper's way has train and neither
+given nor race. A run folder holds::
 
     recipe.yaml              the exact recipe: `bcnet run --recipe RUN/recipe.yaml` repeats the run
     run.json                 versions, command, seed, commit, machine, date
     latency.json             the table of latencies that was measured, where a budget names latency
-    trace.json              width variables, budgets, feasibility, widths and costs of the full and smallest network
+    trace.json               width variables, budgets, feasibility, widths and costs of the full and smallest network
+    given.json               what the network knew as it was given, and after training where it knew nothing
+    given.safetensors        its weights: where slim networks begin, and their teacher
     train.json               the supernet's method and history (epoch, loss, rate)
     train.safetensors        its weights (net.*) and the loss log (log.*: steps, widths, losses, normalised)
     search.json              best trial, Pareto front, prior, log-width model, scores of full and uniform, notes
+    race.json                finalists, what each had on validation after every round, the winner's history
+    race.safetensors         the winner's weights; race/ROUND-NAME.json are the rounds as they end
     trials.sqlite            every trial of the search, as it happened (bcnet.search.TrialStore)
     retrain/NAME.json        full, uniform, balanced, random, found: widths, score, loss, costs, history
     retrain/NAME.safetensors their weights, under the names of the given network
-    retrain.json             which of them there are
+    retrain.json             which of them there are, and which ships (chosen)
     compare.json             one row per network: score, costs, latency_ms (and predicted_ms)
     export.json, export/     what was exported
     report.json, report.html the page to look at
+    targets.json, targets/   with several targets, or after `bcnet pick`: a run folder for each
     checkpoints/             training that is not finished; removed when it is
     lock                     the process at work
 
@@ -27,20 +33,20 @@ from __future__ import annotations
 
 import errno
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from bcnet.errors import BcnetError
 from bcnet.run import stages
-from bcnet.run.recipe import Recipe
+from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.session import Run
 from bcnet.run.targets import Target, known_trials, open_target, target_row
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
-    "given": (stages.score_given, "score the network as it is given"),
     "trace": (stages.trace_network, "find the width variables"),
+    "given": (stages.score_given, "score the network as it is given"),
     "train": (stages.train, "train the supernet"),
     "search": (stages.find, "search widths within the budget"),
     "race": (stages.race, "race the finalists"),
@@ -58,7 +64,8 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
     The caller holds ``run.lock()``.
     """
     names = stages_of(run.recipe)
-    check_stage(until, names)
+    if until not in names:
+        raise BcnetError(f"this run has no stage {until!r:.40}: it has {', '.join(names)}")
     if again:
         forget(run, until)
     for name in names[: names.index(until) + 1]:
@@ -72,7 +79,7 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
 def stages_of(recipe: Recipe) -> list[str]:
     """The stages of a run by this recipe, in their order."""
     if recipe.targets:
-        return [*(["given"] if recipe.start == "trained" else []), "trace", *_supernet(recipe), "targets", "report"]
+        return ["trace", *(["given"] if recipe.start == "trained" else []), *_supernet(recipe), "targets", "report"]
     left_out = {"targets"}
     if recipe.start == "scratch":
         left_out |= {"given", "race"}
@@ -93,7 +100,7 @@ def run_targets(run: Run) -> None:
     for budget in run.recipe.targets:
         run.listener.note(f"target {budget}")
         target = open_target(run, budget, run.read("run")["command"])
-        run_stages(target)
+        run_stages(target, "compare" if run.recipe.model == PYTHON else "report")
         rows.append(target_row(target))
     run.write("targets", {"targets": rows})
 
@@ -112,10 +119,10 @@ def pick(run: Run, budget: str) -> Target:
     return target
 
 
-def check_stage(name: str, names: Iterable[str] = STAGES) -> None:
-    """A :class:`BcnetError` where there is no such stage."""
-    if name not in names:
-        raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(names)}")
+def check_stage(name: str) -> None:
+    """A :class:`BcnetError` where no run has such a stage."""
+    if name not in STAGES:
+        raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(STAGES)}")
 
 
 def forget(run: Run, stage: str) -> None:

@@ -80,8 +80,9 @@ class Recipe(BaseModel):
     ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
     is what the search compares widths by in the supernet: their score (accuracy, unless you give a metric) or their
-    loss, which few images tell more surely. ``threads`` of the CPU are torch's own choice where left out; small
-    networks are faster with one.
+    loss, which few images tell more surely; with ``fallback``, scores that differ by no more than chance give way to the
+    loss, and losses that do to balanced widths. ``least`` is the fewest channels a layer may keep. ``threads`` of the CPU
+    are torch's own choice where left out; small networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -99,6 +100,7 @@ class Recipe(BaseModel):
     groups: int = Field(default=20, ge=1)
     base: int = Field(default=1, ge=1)
     round_to: int = Field(default=1, ge=1)
+    least: int = Field(default=4, ge=1)
     ignore: tuple[str, ...] = ()
     squeeze: bool = False
     widen: float = Field(default=1.0, ge=1, le=4)
@@ -117,6 +119,7 @@ class Recipe(BaseModel):
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
     rank_by: Literal["score", "loss"] = "loss"
+    fallback: bool = True
     search: SearchConfig = SearchConfig(choose="log-width", evaluations=100, population=20)
     race: RaceConfig | None = RaceConfig()
     retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=1, weight_decay=5e-4, head=HEAD)
@@ -314,6 +317,7 @@ def _unknown(place: Iterable[str | int]) -> str:
 
 
 _SCRATCH: dict[str, Any] = {
+    "least": 1,
     "rank_by": "score",
     "search": SearchConfig(choose="log-width"),
     "retrain": Optimisation(epochs=60, weight_decay=5e-4, head=HEAD),

@@ -28,16 +28,20 @@ def write_tradeoff(run: RunFolder, out: str | Path | None = None) -> Path:
     """Write the page of a run with several targets: accuracy against cost, with links to the report of each."""
     given = run.read("given") if run.done("given") else None
     traced = run.read("trace")
-    points = tuple(_point(row) for row in run.read("targets")["targets"])
+    rows = run.read("targets")["targets"]
+    points, metric = tuple(_point(row) for row in rows), rows[0]["metric"]
     python = run.recipe.model == PYTHON
     data = Tradeoff(
         model="your network" if python else traced["model"],
         data="your loaders" if python else run.recipe.data,
-        percent=all("top5" in row for row in [given or {"top5": 0}]),
+        percent=metric["unit"] == "%",
         cost=points[0].cost,
         full_cost=traced["costs"]["full"][points[0].cost],
         full_score=None if given is None else given["score"],
         points=points,
+        metric=metric["name"],
+        unit="" if metric["unit"] == "%" else metric["unit"],
+        higher_is_better=metric["higher_is_better"],
     )
     return _write_page(run, render_tradeoff(data), out)
 
@@ -86,7 +90,7 @@ def _assembled(
     compare: dict[str, Any],
 ) -> ReportData:
     rows = {row["name"]: row for row in compare["networks"]}
-    accuracy = all("top5" in row for row in rows.values())
+    metric = compare["metric"]
     with TrialStore(folder.path("trials.sqlite"), must_exist=True) as store:
         trials = store.trials()
     in_python = folder.recipe.model == PYTHON
@@ -94,8 +98,10 @@ def _assembled(
     return ReportData(
         model="your network" if in_python else trace["model"],
         data="your loaders" if in_python else folder.recipe.data,
-        metric="accuracy" if accuracy else "score",
-        percent=accuracy,
+        metric=metric["name"],
+        percent=metric["unit"] == "%",
+        unit="" if metric["unit"] == "%" else metric["unit"],
+        higher_is_better=metric["higher_is_better"],
         scored_on=_SCORED_ON.get(compare["scored_on"], compare["scored_on"]),
         budgets=tuple(Budget(**budget) for budget in trace["budgets"]),
         variables=tuple(_variable(entry) for entry in trace["variables"]),
@@ -116,6 +122,7 @@ def _assembled(
         inherited=folder.recipe.start == "trained",
         race=tuple(folder.read("race")["rounds"]) if folder.done("race") else (),
         slim=compare.get("chosen", "found"),
+        learnt=rows[compare.get("chosen", "found")].get("learnt", True),
         count=rows["found"].get("count"),
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,

@@ -13,7 +13,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -112,7 +112,11 @@ class Run(RunFolder):
 
     @cached_property
     def constraints(self) -> Constraints:
-        return make_constraints(self.space, self.full, self.costs, self.recipe)
+        return self.within(self.recipe.budgets)
+
+    def within(self, budgets: Iterable[str]) -> Constraints:
+        """Any budgets of this run's space; percentages are of the network as it was given."""
+        return make_constraints(self.space, self.full, self.costs, budgets)
 
     def cost_of(self, widths: Any) -> dict[str, int]:
         """Every cost of one network."""
@@ -215,7 +219,7 @@ def choose_device(name: str | None) -> torch.device:
 
 def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
     """The width space a recipe searches, and the widths in it of the network as it was given."""
-    grid: dict[str, Any] = {"groups": recipe.groups, "base": recipe.base, "round_to": recipe.round_to}
+    grid: dict[str, Any] = {name: getattr(recipe, name) for name in ("groups", "base", "round_to", "least")}
     space = source.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
     if recipe.widen == 1:
         return space, space.max
@@ -227,12 +231,14 @@ def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Width
 
 def needed_latency(space: NetworkSpace, recipe: Recipe) -> LatencyTable | None:
     """The latency of one input, measured where a budget names it."""
-    if not any(text.partition("=")[0].strip() == "latency" for text in recipe.budgets):
+    if not any(text.partition("=")[0].strip() == "latency" for text in (*recipe.budgets, *recipe.targets)):
         return None
     return measure_table(space)
 
 
-def make_constraints(space: NetworkSpace, full: Widths, costs: Mapping[str, Cost], recipe: Recipe) -> Constraints:
+def make_constraints(
+    space: NetworkSpace, full: Widths, costs: Mapping[str, Cost], budgets: Iterable[str]
+) -> Constraints:
     """The budgets of a recipe; percentages are of the network as it was given."""
 
     def budget(text: str) -> Budget:
@@ -242,7 +248,7 @@ def make_constraints(space: NetworkSpace, full: Widths, costs: Mapping[str, Cost
         cost = costs[found.name]
         return replace(found, limit=found.limit * int(cost(full)[0]) / int(cost(space.max)[0]))
 
-    return Constraints(space, costs, [budget(text) for text in recipe.budgets])
+    return Constraints(space, costs, [budget(text) for text in budgets])
 
 
 def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:

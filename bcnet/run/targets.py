@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from bcnet.errors import BcnetError
+from bcnet.run.folder import RunFolder
 from bcnet.run.session import Run, facts
 from bcnet.search import TrialStore
 from bcnet.search.trial import Trial
@@ -33,13 +34,17 @@ class Target(Run):
         self._spaces = parent._spaces  # traced once
 
     def done(self, name: str) -> bool:
-        return self.parent.done(name) if name in SHARED else super().done(name)
+        return super().done(name) or (name in SHARED and self.parent.done(name))
 
     def read(self, name: str) -> dict[str, Any]:
-        return self.parent.read(name) if name in SHARED else super().read(name)
+        return self._owner(name).read(name)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        return self.parent.tensors(name) if name in SHARED else super().tensors(name)
+        return self._owner(name).tensors(name)
+
+    def _owner(self, name: str) -> RunFolder:
+        """Whose result it is: a table of latencies that the parent needed none of is the target's own."""
+        return self.parent if name in SHARED and self.parent.done(name) else RunFolder(self.folder)
 
 
 def open_target(parent: Run, budget: str, command: list[str]) -> Target:
@@ -86,5 +91,6 @@ def target_row(target: Run) -> dict[str, Any]:
         "budget": target.recipe.budgets[0],
         "folder": str(Path(FOLDER) / target.folder.name),
         "chosen": compared["chosen"],
+        "metric": compared["metric"],
         "networks": kept,
     }

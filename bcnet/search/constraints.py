@@ -51,6 +51,8 @@ def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Bud
     unit = match.group(2)
     if number <= 0:
         raise BcnetError(f"budget {text!r} must be above zero")
+    if not unit and number < 1:
+        raise BcnetError(f"budget {text!r} is below 1: did you mean {name}={100 * number:g}%?")
     if unit == "%":
         return Budget(name, number / 100 * float(costs[name](space.max)[0]), text)
     if unit not in units:

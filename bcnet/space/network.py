@@ -37,6 +37,7 @@ def trace(
     groups: int = 20,
     base: int = 1,
     round_to: int = 1,
+    least: int = 1,
     ignore: Iterable[str] = (),
     init: Callable[[nn.Module], object] | None = None,
     output: Callable[[Any], Any] | None = None,
@@ -47,10 +48,10 @@ def trace(
 
     ``groups`` and ``base`` set the candidates (see :func:`bcnet.space.candidates`); ``round_to`` keeps
     them, and uniform scalings, multiples of a number hardware likes, as far as it divides a layer's own
-    width; ``ignore`` names layers whose output width must stay; ``init`` is called on every freshly built
-    network, after its layers have drawn their weights. ``output`` picks what a task is about from an output
-    that is no tensor, ``lambda y: y["logits"]``; the usual ones are found without it. ``check=False`` leaves
-    out the check of the result on a random network of the space.
+    width; ``least`` is the fewest channels a layer may keep; ``ignore`` names layers whose output width must
+    stay; ``init`` is called on every freshly built network, after its layers have drawn their weights. ``output``
+    picks what a task is about from an output that is no tensor, ``lambda y: y["logits"]``; the usual ones are
+    found without it. ``check=False`` leaves out the check of the result on a random network of the space.
     """
     graph = capture(model, example, output=output)
     state = _state(model)
@@ -61,7 +62,7 @@ def trace(
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
     coupling = couple(graph, state, ignore, training, _kernels(model))
-    space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to), init, output)
+    space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
     if unused:
         space.learn_training(training)
     if check:
@@ -97,16 +98,16 @@ class NetworkSpace(WidthSpace):
         example: Example,
         graph: Capture,
         coupling: Coupling,
-        grid: tuple[int, int, int],
+        grid: tuple[int, int, int, int],
         init: Callable[[nn.Module], object] | None = None,
         output: Callable[[Any], Any] | None = None,
     ):
-        groups, base, round_to = grid
+        groups, base, round_to, least = grid
         if round_to < 1:
             raise BcnetError(f"round_to is {round_to}, but widths are rounded to multiples of at least 1")
         steps = [v.unit * gcd(v.count, round_to // gcd(round_to, v.unit)) for v in coupling.variables]
         variables = [
-            WidthVariable(v.name, candidates(v.count * v.unit, groups, base, step), v.layers, v.unit)
+            WidthVariable(v.name, candidates(v.count * v.unit, groups, base, step, least), v.layers, v.unit)
             for v, step in zip(coupling.variables, steps, strict=True)
         ]
         super().__init__(variables, steps)

@@ -31,6 +31,9 @@ from bcnet.training.task import Task
 
 Floats = NDArray[np.float64]
 
+PARTS = 4
+"""The least parts that held-out images are measured in, so that the noise of scores is known."""
+
 
 @dataclass(frozen=True)
 class Healing:
@@ -91,9 +94,11 @@ class CutScorer:
         # Where networks are built, so that no copy crosses devices tensor by tensor.
         self.source = copy.deepcopy(network).to(next(space.model.parameters()).device)
         self.keep = importance(space, self.source, keep) if isinstance(keep, str) else keep
-        self._train, self._val = (self._kept(batches, teacher) for batches in (train, val))
+        self.by = self.healing.by
+        self._train, self._val = self._kept(train, teacher), self._kept(_in_parts(val), teacher)
+        self._sizes = np.array([len(x) for x, _ in self._val.batches], dtype=float)
         self.evaluations = 0
-        self._known: dict[bytes, float] = {}
+        self._known: dict[bytes, Floats] = {}
         self._check(network, teacher)
 
     def score(self, widths: ArrayLike) -> float:
@@ -102,15 +107,21 @@ class CutScorer:
 
     def score_many(self, widths: ArrayLike) -> Floats:
         """The scores of width vectors (n, L): (n,). None is computed twice."""
+        return np.array([np.average(values, weights=self._sizes) for values in self.parts(widths)])
+
+    def parts(self, widths: ArrayLike, by: str | None = None) -> Floats:
+        """The scores of width vectors (n, L) on each part of the held-out images, by ``by``: (n, parts)."""
         rows = np.atleast_2d(self.space.check(widths))
         new = list({row.tobytes(): row for row in rows if row.tobytes() not in self._known}.values())
         rank, world = distributed.world()
-        found = np.zeros(len(new))
-        found[rank::world] = [self._measure(self.network(row)) for row in new[rank::world]]
+        found = np.zeros((len(new), len(self._sizes), len(_MEASURES)))
+        for number in range(rank, len(new), world):
+            found[number] = self._measure(self.network(new[number]))
         found = distributed.add_up(found, self.device)
-        self._known |= {row.tobytes(): float(value) for row, value in zip(new, found, strict=True)}
+        self._known |= {row.tobytes(): values for row, values in zip(new, found, strict=True)}
         self.evaluations += len(new)
-        return np.array([self._known[row.tobytes()] for row in rows])
+        column = _MEASURES.index(by or self.by)
+        return np.array([self._known[row.tobytes()][:, column] for row in rows])
 
     def network(self, widths: ArrayLike) -> nn.Module:
         """The network at ``widths`` (L,) as it is scored: cut, fine-tuned for some steps, batch norm recalibrated."""
@@ -147,24 +158,17 @@ class CutScorer:
         return self.healing.distillation.loss(self.task, output, y, taught)
 
     @torch.no_grad()
-    def _measure(self, network: nn.Module) -> float:
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        count = 0
+    def _measure(self, network: nn.Module) -> Floats:
+        """What every part says of a network by each of :data:`_MEASURES`, means over its images: higher is better."""
+        found = []
         for x, y, taught in self._val:
             with self._autocast():
                 output = network(x)
-            total += self._value(output, y, taught).double() * len(x)
-            count += len(x)
-        return float(total) / count
-
-    def _value(self, output: Any, y: Tensor, taught: Any) -> Tensor:
-        """What a batch says of a network, the mean over its images: higher is better."""
-        if self.healing.by == "score":
-            return self.task.score(output, y).double().mean()
-        if self.healing.by == "distil":
-            assert self.task.distil is not None
-            return -self.task.distil(output, taught)
-        return -self.task.loss(output, y)
+            distil = None if taught is None or self.task.distil is None else self.task.distil(output, taught)
+            score, loss = self.task.score(output, y).double().mean(), self.task.loss(output, y).double()
+            found.append(torch.stack([score, -loss, -loss if distil is None else -distil.double()]))
+        measured: Floats = torch.stack(found).cpu().numpy()
+        return measured
 
     @torch.no_grad()
     def _kept(self, given: Iterable[Batch], teacher: nn.Module | None) -> _Kept:
@@ -204,6 +208,16 @@ class CutScorer:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.healing.optimisation.bf16)
+
+
+_MEASURES = ("score", "loss", "distil")
+
+
+def _in_parts(batches: Iterable[Batch]) -> list[Batch]:
+    """The batches, in smaller ones where there are fewer than :data:`PARTS`."""
+    given = list(batches)
+    each = -(-PARTS // max(len(given), 1))
+    return [pair for x, y in given for pair in zip(x.chunk(each), y.chunk(each), strict=True)]
 
 
 @contextmanager

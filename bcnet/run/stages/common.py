@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from bcnet.run.session import Run
-from bcnet.training.retraining import evaluate
+from bcnet.training.retraining import evaluate, learnt
 
 CHECKPOINTS = "checkpoints"
 
@@ -25,11 +25,12 @@ def keep_network(run: Run, name: str, network: nn.Module, result: dict[str, Any]
     """
     network.eval()
     on = "test" if run.data.test is not None else "val"
-    measured = evaluate(network, run.data.test or run.data.val, run.task, bf16=run.recipe.retrain.bf16)
+    images, bf16 = run.data.test or run.data.val, run.recipe.retrain.bf16
+    measured = evaluate(network, images, run.task, bf16=bf16)
+    known = learnt(network, images, run.task, bf16=bf16)
     if run.holds_out:
-        result = {**result, "val": evaluate(network, run.data.val, run.task, bf16=run.recipe.retrain.bf16)}
+        result = {**result, "val": evaluate(network, run.data.val, run.task, bf16=bf16)}
     costs = run.cost_of(result["widths"])
-    run.write(
-        f"retrain/{name}", {"name": name, "scored_on": on, **measured, "costs": costs, **result}, network.state_dict()
-    )
+    figures = {"name": name, "scored_on": on, **measured, "learnt": known, "costs": costs}
+    run.write(f"retrain/{name}", {**figures, **result}, network.state_dict())
     run.remove(f"{CHECKPOINTS}/{name}")

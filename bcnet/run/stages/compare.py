@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bcnet.latency.compare import compare_latency
+from bcnet.report.words import NOT_LEARNT
 from bcnet.run.export import export_run
 from bcnet.run.report import write_report, write_tradeoff
 from bcnet.run.session import Run
@@ -22,7 +23,11 @@ def compare(run: Run) -> None:
         rows.append(
             kept | {"latency_ms": latency[name]} | ({} if predicted is None else {"predicted_ms": predicted / 1e6})
         )
-    run.write("compare", {"scored_on": rows[0]["scored_on"], "chosen": trained["chosen"], "networks": rows})
+    chosen = next(row for row in rows if row["name"] == trained["chosen"])
+    if not chosen["learnt"]:
+        run.listener.note(f"the slim network has not learnt anything. {NOT_LEARNT}")
+    facts = {"scored_on": rows[0]["scored_on"], "metric": run.task.metric, "chosen": trained["chosen"]}
+    run.write("compare", {**facts, "networks": rows})
 
 
 def export(run: Run) -> None:

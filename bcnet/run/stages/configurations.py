@@ -8,6 +8,12 @@ from bcnet.run.session import Run
 from bcnet.search import LogWidthModel
 from bcnet.search.criteria import allot, find_method
 from bcnet.search.trial import Trial
+from bcnet.space.widths import Widths
+
+
+def named_widths(run: Run) -> dict[str, Widths]:
+    """The full network and uniform scaling, which every search's scores are shown beside."""
+    return {"full": run.full, "uniform": run.constraints.uniform()}
 
 
 def configuration(run: Run, name: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from typing import Any
@@ -11,34 +12,36 @@ from torch import nn
 from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, rows_of
-from bcnet.training.retraining import Retraining, evaluate, retrain
+from bcnet.training.retraining import Retraining, evaluate, learnt, retrain
 from bcnet.utils.progress import training_steps
-
-CLEAR = 4.0
-"""Standard errors above chance from which on a classifier is taken to know something."""
-LEARNT = 0.9
-"""A network of a task of one's own knows something if its loss is below this share of what fresh weights have."""
 
 
 def score_given(run: Run) -> None:
     """Score the network as it was given; one that knows nothing yet is trained first."""
     start = time.monotonic()
-    network = run.source.model.eval()
+    network = copy.deepcopy(run.source.model).eval()
     before = evaluate(network, run.data.val, run.task, bf16=run.recipe.given.bf16)
     if not math.isfinite(before["loss"]):
         raise BcnetError(
             f"the network as given has a loss of {before['loss']} on validation: check its weights and the data"
         )
-    knows = _knows(run, before)
+    knows = learnt(network, run.data.val, run.task, bf16=run.recipe.given.bf16)
+    if run.recipe.distillation is not None and run.task.distil is None:
+        run.listener.note(
+            "the task has no `distil` loss, so slim networks learn from the targets alone, without the given network "
+            "as their teacher"
+        )
     history: list[Any] = []
     if not knows:
         run.listener.note(
-            f"the network as given knows no more than chance ({_figure(run, before)}), so it is trained first"
+            f"the network as given knows no more than chance ({_figure(run, before)} on validation), so it is trained "
+            f"first, epochs: {run.recipe.given.epochs}"
         )
         history = _train(run, network)
     measured = evaluate(network, run.data.test or run.data.val, run.task, bf16=run.recipe.given.bf16)
     result = {
         "knew": knows,
+        "metric": run.task.metric,
         "before": before,
         "scored_on": "val" if run.data.test is None else "test",
         **measured,
@@ -67,17 +70,5 @@ def _train(run: Run, network: nn.Module) -> list[dict[str, float]]:
     return rows_of(history)
 
 
-def _knows(run: Run, measured: dict[str, float]) -> bool:
-    """Whether the given network is clearly better than chance on the validation images."""
-    if run.task_given is None and run.data.classes:
-        chance = 1 / run.data.classes
-        error = math.sqrt(chance * (1 - chance) / measured["count"])
-        return measured["score"] > chance + max(CLEAR * error, 0.5 * chance)
-    fresh = evaluate(run.fresh(run.full), run.data.val, run.task, bf16=run.recipe.given.bf16)["loss"]
-    return measured["loss"] < fresh - (1 - LEARNT) * abs(fresh)
-
-
 def _figure(run: Run, measured: dict[str, float]) -> str:
-    if run.task_given is None:
-        return f"accuracy {100 * measured['score']:.1f}% on validation"
-    return f"loss {measured['loss']:.4g} on validation"
+    return f"accuracy {measured['score']:.1%}" if run.task_given is None else f"score {measured['score']:.4g}"

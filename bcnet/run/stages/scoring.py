@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,18 +12,32 @@ from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.space.widths import Widths
-from bcnet.training.inherit import CutScorer, Healing
+from bcnet.supernet.scoring import Evaluator
+from bcnet.training.inherit import CutScorer, Floats, Healing
 from bcnet.training.loop import out_of_memory
 from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Distillation
 
+LEAST_PARTS, MOST_PARTS = 4, 8
+"""Of the validation images, to measure the noise of a supernet's scores by."""
 
-def open_scorer(run: Run) -> tuple[SharedEvaluator | CutScorer, dict[str, float]]:
-    """What scores configurations, and the scores of full and uniform widths."""
-    if run.recipe.scorer == "supernet":
-        return _evaluator(run)
-    scorer = cut_scorer(run, run.recipe.scorer)
-    return scorer, {name: scorer.score(widths) for name, widths in _named(run).items()}
+
+def open_scorer(run: Run) -> SharedEvaluator | CutScorer:
+    """What scores configurations."""
+    return _evaluator(run) if run.recipe.scorer == "supernet" else cut_scorer(run, run.recipe.scorer)
+
+
+def scores_in_parts(run: Run, scorer: SharedEvaluator | CutScorer, widths: Widths, by: str) -> Floats:
+    """The scores of configurations (n, L) by ``by``, on each part of the validation images: (n, parts)."""
+    if isinstance(scorer, CutScorer):
+        return scorer.parts(widths, by)
+    batches = list(scorer.batches)[:MOST_PARTS]
+    parts = [part for batch in batches for part in _chunks(batch, -(-LEAST_PARTS // len(batches)))]
+    found = [
+        Evaluator(scorer.net, [part], run.task, _recalibration(run), run.recipe.supernet.bf16).measure(widths)
+        for part in parts
+    ]
+    return np.stack([one.score if by == "score" else -one.loss for one in found], axis=1)
 
 
 def cut_scorer(run: Run, kind: str) -> CutScorer:
@@ -52,12 +67,8 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
     )
 
 
-def _named(run: Run) -> dict[str, Widths]:
-    return {"full": run.full, "uniform": run.constraints.uniform()}
-
-
-def _evaluator(run: Run) -> tuple[SharedEvaluator, dict[str, float]]:
-    """What scores widths, and the scores of full and uniform widths; its batches shrink until the largest fits."""
+def _evaluator(run: Run) -> SharedEvaluator:
+    """What scores widths in the supernet; its batches shrink until the largest fits."""
     net = run.supernet()
     for parts in (1, 2, 4, 8, 16, 32, 64):
         batches = [part for batch in _scoring_batches(run) for part in _chunks(batch, parts)]
@@ -66,7 +77,7 @@ def _evaluator(run: Run) -> tuple[SharedEvaluator, dict[str, float]]:
                 net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16, run.recipe.rank_by
             )
             evaluator.score(run.space.max)
-            return evaluator, {name: evaluator.score(widths) for name, widths in _named(run).items()}
+            return evaluator
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise

@@ -14,10 +14,14 @@ from bcnet.training.loop import out_of_memory
 
 def trace_network(run: Run) -> None:
     """Find the width variables, and check that network, data and budgets suit each other."""
+    if run.recipe.start == "trained":
+        _check_weights(run)
     _check_output(run)
     _measure_layers(run)
     space, constraints = run.space, run.constraints
     feasibility = constraints.check()
+    for target in run.recipe.targets:
+        run.within([target]).check()
     variables = [
         {"name": v.name, "candidates": v.candidates, "layers": v.layers, "unit": v.unit} for v in space.variables
     ]
@@ -53,6 +57,15 @@ def _measure_layers(run: Run) -> None:
         f"latency was measured layer by layer on {facts['device']}, batch: {facts['batch']}, "
         f"threads: {facts['threads']}; predictions of other networks are off by {table.error:.0%} on average"
     )
+
+
+def _check_weights(run: Run) -> None:
+    for name, tensor in run.source.model.state_dict().items():
+        if not bool(tensor.isfinite().all()):
+            raise BcnetError(
+                f"the network as given holds numbers that are not finite in {name}: give weights that were trained "
+                "well, or start from scratch"
+            )
 
 
 @torch.no_grad()
