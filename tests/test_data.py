@@ -317,10 +317,10 @@ def test_bad_use_of_device_data() -> None:
     [
         ({"batch_size": 0}, "batch_size is 0, but it must be at least 1"),
         ({"crop": -1}, "crop is -1, but it must be at least 0"),
-        ({"workers": 1.5}, "workers must be a whole number, got 1.5"),
-        ({"batch_size": True}, "batch_size must be a whole number, got True"),
-        ({"flip": "yes"}, "flip must be true or false, got 'yes'"),
-        ({"channels": 4}, "channels is 4, but image folders are read in 3 (colour) or 1 (grey)"),
+        ({"workers": 1.5}, "workers is 1.5, but it must be a whole number"),
+        ({"batch_size": True}, "batch_size is True, but it must be a whole number"),
+        ({"flip": "yes"}, "flip is 'yes', but it must be true or false"),
+        ({"channels": 4}, "channels is 4, but it must be 1 or 3"),
     ],
 )
 def test_bad_options(option: dict[str, Any], message: str) -> None:

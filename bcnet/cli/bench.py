@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -111,7 +111,7 @@ def rank_space(
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     first = RankConfig(
         space, method, epochs, lr=lr, warmup=warmup, weight_decay=weight_decay, head=head, bf16=where != "cpu",
-        complement=complement, sides=sides, sandwich=sandwich, extremes=extremes, base=base, images=images,
+        complement=complement, sides=cast(Any, sides), sandwich=sandwich, extremes=extremes, base=base, images=images,
         model=model, groups=groups,
     )  # fmt: skip
     configs = [replace(first, seed=n) for n in numbers]
@@ -158,7 +158,7 @@ def build(
 
     recipe = replace(TABLE_RECIPE, epochs=epochs, bf16=device.startswith("cuda"))
     names = tuple(ignore or ())
-    config = BuildConfig(model, data, groups, base, names, seeds, batch, recipe, workers, engine, device)
+    config = BuildConfig(model, data, groups, base, names, seeds, batch, recipe, workers, cast(Any, engine), device)
     with shown() as listener:
         built = build_table(config, out, listener)
     best = built.best()

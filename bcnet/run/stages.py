@@ -23,8 +23,7 @@ from bcnet.run.export import export_run
 from bcnet.run.recipe import Compared
 from bcnet.run.report import write_report
 from bcnet.run.session import Run, needed_latency
-from bcnet.search import LogWidthModel, SearchProgress, TrialStore, search
-from bcnet.search import LossLog as Recorded
+from bcnet.search import LogWidthModel, PathLosses, SearchProgress, TrialStore, search
 from bcnet.space.cost import QuadraticCost
 from bcnet.supernet.loss_log import LossLog
 from bcnet.supernet.scoring import Evaluator
@@ -212,7 +211,7 @@ def _recalibration(run: Run) -> list[tuple[Tensor, Tensor]]:
     return [next(batches) for _ in range(wanted)]
 
 
-def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
+def _prior(run: Run) -> tuple[PathLosses | None, list[str]]:
     """The best losses of training, for the first population; None, with the reason, where they are of no use."""
     r = run.recipe
     if r.prior is None or r.search.strategy != "evolution":
@@ -221,8 +220,7 @@ def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
         return None, ["no budget is one of FLOPs or parameters, so the search began at random, without the prior"]
     kept = {k.removeprefix("log."): t for k, t in run.tensors("train").items() if k.startswith("log.")}
     log = LossLog.from_tensors(kept)
-    widths, losses = log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))
-    return Recorded(run.space, widths, losses), []
+    return PathLosses(*log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))), []
 
 
 def retrain_all(run: Run) -> None:
