@@ -329,20 +329,6 @@ def test_bad_options(option: dict[str, Any], message: str) -> None:
     assert str(error.value) == message
 
 
-def test_a_network_that_does_not_suit_the_data() -> None:
-    data = load_data("digits")
-    data.check(channels=1, classes=10)
-    with pytest.raises(BcnetError) as error:
-        data.check(channels=3, classes=10)
-    assert str(error.value) == (
-        "the network takes images of 3 channels, but those of digits have 1: "
-        "change its first layer, or the option channels where an image folder is read"
-    )
-    with pytest.raises(BcnetError) as error:
-        data.check(channels=1, classes=100)
-    assert str(error.value) == "the network gives 100 logits, but digits has 10 classes: change its last layer"
-
-
 def test_epochs_of_the_device_leave_training_alone() -> None:
     state = torch.get_rng_state()
     data = load_data("digits")

@@ -125,9 +125,7 @@ def test_bad_loss_logs_are_refused() -> None:
     space = WidthSpace([WidthVariable("a", (1, 2))])
     with pytest.raises(BcnetError, match=r"^2 configurations have 1 losses: record one for each$"):
         potential_errors(space, PathLosses([[1], [2]], [1.0]))
-    with pytest.raises(
-        BcnetError, match=r"^the prior needs at least one finite training loss: "
-    ):
+    with pytest.raises(BcnetError, match=r"^the prior needs at least one finite training loss: "):
         potential_errors(space, PathLosses([[1]], [float("nan")]))
 
 

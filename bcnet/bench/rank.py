@@ -27,7 +27,7 @@ from bcnet.accel.enumeration.score_all import AllScores, score_all
 from bcnet.accel.enumeration.walker import Options
 from bcnet.bench.correlation import correlations
 from bcnet.bench.predictors import PREDICTORS, predicted
-from bcnet.bench.spaces import get_space
+from bcnet.bench.spaces import RELEASED, get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.bench.tas import TAS, train_tas
 from bcnet.data.source import Data, Source
@@ -45,7 +45,6 @@ from bcnet.utils.progress import Listener, training_steps
 from bcnet.utils.provenance import provenance
 from bcnet.utils.settings import Count, Natural, Positive, Share, checked
 
-NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
 SHARES = (0.25, 0.5, 0.75)
 
 
@@ -89,9 +88,9 @@ class RankConfig:
 
     @model_validator(mode="after")
     def _known(self) -> RankConfig:
-        if self.space not in NETWORKS and not self.model:
+        if self.space not in RELEASED and not self.model:
             raise BcnetError(
-                f"unknown space {self.space!r:.60}: there are {', '.join(NETWORKS)}, or give a model and its own table"
+                f"unknown space {self.space!r:.60}: there are {', '.join(RELEASED)}, or give a model and its own table"
             )
         known = (*METHODS, TAS, *PREDICTORS)
         if self.method not in known:
@@ -124,7 +123,7 @@ def bench_space(config: RankConfig) -> NetworkSpace:
     """The network of an experiment, traced, with its candidates: the benchmark's have four per variable."""
     from bcnet.models.load import load_model
 
-    source = load_model(config.model or f"zoo:{NETWORKS[config.space]}")
+    source = load_model(config.model or f"zoo:{RELEASED[config.space].network}")
     return source.space(groups=config.groups, base=config.base)
 
 

@@ -172,7 +172,7 @@ def fetch_tables(
 ) -> None:
     """Download the released tables and verify their checksums."""
     from bcnet.bench.files import fetch
-    from bcnet.bench.spaces import SPACES
+    from bcnet.bench.spaces import RELEASED
 
-    for name in [space] if space else SPACES:
+    for name in [space] if space else RELEASED:
         typer.echo(f"{name}: {fetch(name, to)}")
