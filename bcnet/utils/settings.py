@@ -39,6 +39,7 @@ def checked(cls: type[T]) -> type[T]:
     What several fields must be together is a pydantic ``model_validator(mode="after")`` that raises BcnetError.
     """
     made: Any = validated(cls, frozen=True, config=ConfigDict(extra="forbid"))
+    made.__doc__ = cls.__doc__
     validate = made.__init__
 
     @wraps(validate)
