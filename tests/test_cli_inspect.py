@@ -196,7 +196,7 @@ def test_cost_for_people() -> None:
 def test_squeeze_widths_can_be_given() -> None:
     name = "efficientnet_b0_imagenet"
     every = ",".join(str(v.width) for v in zoo.MODELS[name].order)
-    assert answer("cost", name, "--se", "--widths", every)["params"] == zoo.MODELS[name].params
+    assert answer("cost", name, "--squeeze", "--widths", every)["params"] == zoo.MODELS[name].params
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_widths_from_a_file(tmp_path: Path, data: object) -> None:
             "is ignored; block1.shortcut.conv: block1.shortcut.conv is ignored; block2.body.conv1.conv: "
             "block2.body.conv1.conv is ignored; ...)",
         ),
-        ("show digits_cnn --se", "zoo:digits_cnn keeps no squeeze widths that could be searched too"),
+        ("show digits_cnn --squeeze", "zoo:digits_cnn keeps no squeeze widths that could be searched too"),
         ("show digits_cnn --input 1,8", "--input must be C,H,W in whole numbers such as 3,224,224, not '1,8'"),
         ("cost digits_cnn --widths 1,2,3", "this space has 5 width variables, but 3 widths were given"),
         ("cost digits_cnn --widths 1,2,3,4,5,6", "this space has 5 width variables, but 6 widths were given"),

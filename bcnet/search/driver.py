@@ -15,7 +15,7 @@ from bcnet.search.config import SearchConfig
 from bcnet.search.constraints import Budget, Constraints, Feasibility
 from bcnet.search.ledger import Ledger, SearchProgress
 from bcnet.search.predictors.log_width import LogWidthModel
-from bcnet.search.prior.population import LossLog, PriorReport, prior_population
+from bcnet.search.prior.population import PathLosses, PriorReport, potential_errors, prior_population
 from bcnet.search.scorers import open_executor
 from bcnet.search.store import TrialStore
 from bcnet.search.strategies import baselines
@@ -53,7 +53,7 @@ def search(
     costs: Mapping[str, Cost] | None = None,
     config: SearchConfig | None = None,
     *,
-    initial: ArrayLike | LossLog | None = None,
+    initial: ArrayLike | PathLosses | None = None,
     store: TrialStore | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
 ) -> SearchResult:
@@ -62,7 +62,7 @@ def search(
     ``score`` is a function ``widths (L,) -> float``, higher is better, or an object with a method
     ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
     space where left out. ``initial`` starts evolution from given widths (n, L), or from the prior of a
-    log of training losses, rather than at random. With a ``store`` on disk a search that was killed goes
+    training's losses, rather than at random. With a ``store`` on disk a search that was killed goes
     on where it stopped.
     """
     config = config or SearchConfig()
@@ -133,15 +133,16 @@ def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
 
 
 def _initial(
-    constraints: Constraints, config: SearchConfig, initial: ArrayLike | LossLog | None
+    constraints: Constraints, config: SearchConfig, initial: ArrayLike | PathLosses | None
 ) -> tuple[Widths | None, PriorReport | None]:
     if initial is None:
         return None, None
     if config.strategy != "evolution":
         raise BcnetError(f"strategy {config.strategy!r} takes no initial population: leave it out, or use evolution")
-    if isinstance(initial, LossLog):
+    if isinstance(initial, PathLosses):
         rng = np.random.default_rng([config.seed, 3])
-        widths, report = prior_population(constraints, initial.errors(), config.population, rng, config.effective)
+        errors = potential_errors(constraints.space, initial)
+        widths, report = prior_population(constraints, errors, config.population, rng, config.effective)
         return constraints.with_uniform(widths)[: config.population], report
     return constraints.space.decode(np.atleast_2d(constraints.space.encode(initial))), None
 

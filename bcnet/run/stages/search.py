@@ -14,8 +14,7 @@ from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
-from bcnet.search import LogWidthModel, SearchProgress, Trial, TrialStore, front_of, search
-from bcnet.search import LossLog as Recorded
+from bcnet.search import LogWidthModel, PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.noise import tells_apart
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
@@ -73,7 +72,7 @@ def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, st
 
 
 def _trusted_measure(
-    run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | Recorded | None
+    run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | PathLosses | None
 ) -> tuple[str | None, str]:
     """What scores tell configurations apart by: the recipe's measure, else the loss, else nothing; and in a sentence
     why, where it is not the recipe's. Known after the first time, so that a resumed search does the same."""
@@ -165,7 +164,7 @@ def _tell_search(run: Run, state: SearchProgress, ranked_by: str) -> None:
     run.listener.step("search", state.evaluations, state.most_evaluations, figures)
 
 
-def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
+def _prior(run: Run) -> tuple[PathLosses | None, list[str]]:
     """The best losses of training, for the first population; None, with the reason, where they are of no use."""
     r = run.recipe
     if r.prior is None or r.search.strategy != "evolution":
@@ -174,5 +173,4 @@ def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
         return None, ["no budget is one of FLOPs or parameters, so the search began at random, without the prior"]
     kept = {k.removeprefix("log."): t for k, t in run.tensors("train").items() if k.startswith("log.")}
     log = LossLog.from_tensors(kept)
-    widths, losses = log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))
-    return Recorded(run.space, widths, losses), []
+    return PathLosses(*log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))), []
