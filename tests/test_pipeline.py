@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +17,13 @@ import torch
 from torch import nn
 
 from bcnet.accel import SharedEvaluator
+from bcnet.accel.enumeration.walker import Walker
 from bcnet.errors import BcnetError
 from bcnet.run.pipeline import STAGES, run_stages
 from bcnet.run.recipe import Recipe
 from bcnet.run.session import Run
 from bcnet.search import LogWidthModel, TrialStore
 from bcnet.supernet.loss_log import LossLog
-from bcnet.supernet.supernet import Supernet
 
 ROOT = Path(__file__).parents[1]
 
@@ -302,14 +301,14 @@ def test_an_impossible_budget_is_refused_before_training(tmp_path: Path) -> None
 def test_memory_that_ends_while_scoring_halves_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tinyrun.work(tinyrun.create(tmp_path), until="train")
     whole = next(iter(run.data.val.batches(0)))[0]
-    forward = Supernet.run
+    start = Walker.start
 
-    def little_memory(self: Supernet, plan: Any, x: Any, *more: Any) -> Any:
-        if len(x) > len(whole) // 2:
+    def little_memory(self: Walker, x: torch.Tensor) -> None:
+        if len(x) > len(whole) // 2 and not self.dry:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(self, plan, x, *more)
+        start(self, x)
 
-    monkeypatch.setattr(Supernet, "run", little_memory)
+    monkeypatch.setattr(Walker, "start", little_memory)
     notes = tinyrun.Notes()
     tinyrun.work(run, until="search", listener=notes)
     assert notes.notes == ["a scoring batch does not fit into the memory of cpu: it is halved"]
