@@ -186,7 +186,7 @@ class _Retrainer(Loop):
         if config.distillation is not None and teacher is None:
             raise BcnetError("distillation needs a teacher: give the trained full network")
         record = config.engine == "auto" and self.device.type == "cuda" and distributed.world()[1] == 1
-        self.recorded = CudaGraphStep(self._run, network.parameters()) if record else None
+        self.recorded = CudaGraphStep(self._run, network) if record else None
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         if self.parts > 1:
