@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +46,8 @@ def run_all(
     With nothing said, a small network on the embedded digits is slimmed to half its FLOPs.
     """
     from bcnet.run.pipeline import check_stage
-    from bcnet.run.session import Run, command_line, facts
+    from bcnet.run.session import Run
+    from bcnet.training import distributed
 
     check_stage(until)
     if resume is not None:
@@ -54,15 +56,22 @@ def run_all(
         _work(Run(resume, device), until, as_json)
         return
     chosen = _changed(_base(model, data, recipe), model, data, budget, seed, settings or [])
-    run = Run(out if out is not None else _new_folder(chosen), device)
+    distributed.start(cpu=device == "cpu")
+    run = Run(distributed.decide(lambda: out if out is not None else _new_folder(chosen)), device)
     with run.lock():
-        Run.create(run.folder, chosen, facts(command_line(), chosen, str(run.device)))
+        distributed.decide(lambda: _create(run, chosen))
     try:
         _work(run, until, as_json)
     except BcnetError:
         if not run.done("trace"):
             run.abandon()
         raise
+
+
+def _create(run: Run, recipe: Recipe) -> None:
+    from bcnet.run.session import command_line, facts
+
+    type(run).create(run.folder, recipe, facts(command_line(), recipe, str(run.device)))
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -145,15 +154,18 @@ def _work(run: Run, until: str, as_json: bool, again: bool = False) -> None:
     """Run the stages up to ``until`` and print what there is."""
     from bcnet.run.folder import RunFolder
     from bcnet.run.pipeline import run_stages
-    from bcnet.utils.display import shown
+    from bcnet.training import distributed
+    from bcnet.utils.display import Listener, shown
 
     RunFolder.open(run.folder)
     try:
-        with shown() as listener, run.lock():
+        with shown() if distributed.main_process() else nullcontext(Listener()) as listener, run.lock():
             run.listener = listener
             run_stages(run, until, again)
     except KeyboardInterrupt:
         fail(f"stopped, nothing is lost: go on with `bcnet run --resume {run.folder}`", code=130)
+    if not distributed.main_process():
+        return
     if as_json:
         print_json(_summary(run))
     else:

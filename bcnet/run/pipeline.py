@@ -29,12 +29,14 @@ import errno
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from bcnet.errors import BcnetError
 from bcnet.run import stages
 from bcnet.run.session import Run
+from bcnet.training import distributed
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "trace": (stages.trace_network, "find the width variables"),
@@ -45,6 +47,8 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "export": (stages.export, "export the slim network"),
     "report": (stages.report, "write the report"),
 }
+TOGETHER = ("train", "search", "retrain")
+"""Stages that several processes share; the others are the first one's alone."""
 
 
 def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
@@ -55,13 +59,16 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
     check_stage(until)
     names = list(STAGES)
     if again:
-        forget(run, until)
+        distributed.decide(lambda: forget(run, until))
     for name in names[: names.index(until) + 1]:
         if not run.done(name):
             stage, about = STAGES[name]
             run.listener.stage(name, about)
             with _threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
-                stage(run)
+                if name in TOGETHER:
+                    stage(run)
+                else:
+                    distributed.decide(partial(stage, run))
 
 
 def check_stage(name: str) -> None:

@@ -23,11 +23,12 @@ from bcnet.run.export import export_run
 from bcnet.run.recipe import Compared
 from bcnet.run.report import write_report
 from bcnet.run.session import Run, needed_latency
-from bcnet.search import LogWidthModel, SearchProgress, TrialStore, search
+from bcnet.search import LogWidthModel, SearchProgress, Trial, TrialStore, search
 from bcnet.search import LossLog as Recorded
 from bcnet.space.cost import QuadraticCost
 from bcnet.supernet.loss_log import LossLog
 from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training import distributed
 from bcnet.training.loop import Progress, out_of_memory
 from bcnet.training.retraining import Retraining, evaluate, retrain, train_random
 
@@ -142,7 +143,7 @@ def find(run: Run) -> None:
     r, start = run.recipe, time.monotonic()
     evaluator, scores = _evaluator(run)
     initial, notes = _prior(run)
-    with TrialStore(run.path("trials.sqlite")) as store:
+    with _open_store(run) as store:
         result = search(
             run.space,
             evaluator,
@@ -171,6 +172,21 @@ def find(run: Run) -> None:
             "seconds": time.monotonic() - start,
         },
     )
+
+
+def _open_store(run: Run) -> TrialStore:
+    """The trials of the run; of several processes, the first alone writes them, and the others begin with a copy."""
+
+    def stored() -> list[Trial]:
+        with TrialStore(run.path("trials.sqlite")) as store:
+            return list(store.trials())
+
+    trials = distributed.decide(stored) if distributed.world()[1] > 1 else []
+    if distributed.main_process():
+        return TrialStore(run.path("trials.sqlite"))
+    store = TrialStore()
+    store.add(trials)
+    return store
 
 
 def _tell_search(run: Run, state: SearchProgress) -> None:

@@ -198,7 +198,7 @@ class _Retrainer(Loop):
         self.optimizer.zero_grad(set_to_none=True)
         losses = []
         for part, target, share in self.split(x, y):
-            with self.autocast():
+            with self.autocast(), distributed.shared_batch_norm():
                 output = self.net(part)
                 loss = self._loss(output, part, target)
             (loss * share).backward()
