@@ -71,7 +71,7 @@ def capture(
         network = duplicate(model).train(training)
         if adapt is not None:
             plain = network.forward
-            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))  # type: ignore[method-assign]
+            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))
         return network
 
     program, given, dynamic = _captured(fresh, given)
@@ -94,7 +94,7 @@ def capture(
         batch,
         given,
         dynamic,
-        program.call_spec.out_spec,  # type: ignore[arg-type]
+        program.call_spec.out_spec,
         adapt is not None,
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
     )
@@ -122,14 +122,14 @@ def one_more(given: Arguments) -> Arguments:
     def grown(leaf: Any) -> Any:
         return torch.cat([leaf, leaf[:1]]) if isinstance(leaf, Tensor) and leaf.shape[:1] == (batch,) else leaf
 
-    return tree_map(grown, given)  # type: ignore[no-any-return]
+    return tree_map(grown, given)
 
 
 def _frozen(program: torch.export.ExportedProgram) -> bool:
     """Whether the graph turned the batch size into a plain number."""
     inputs = set(program.graph_signature.user_inputs)
     values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
-    sizes = [v.shape[0] for v in values if isinstance(v, Tensor) and v.dim()]
+    sizes: list[Any] = [v.shape[0] for v in values if isinstance(v, Tensor) and v.dim()]
     return not any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes)
 
 
@@ -193,7 +193,7 @@ def _inline(module: fx.GraphModule) -> None:
         with graph.inserting_before(node):
             for n in body.graph.nodes:
                 if n.op == "call_function":
-                    inner[n] = graph.node_copy(n, lambda n, inner=inner: inner[n])
+                    inner[n] = graph.node_copy(n, inner.__getitem__)
             (end,) = body.graph.find_nodes(op="output")
             outputs = [inner[n] for n in end.args[0]]
             if "grad" in name and not node.args[0]:
@@ -303,7 +303,7 @@ def checked(model: nn.Module, example: Example) -> Arguments:
             "move both to one device"
         )
     if tensors[0].shape[0] == 1:
-        return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)  # type: ignore[no-any-return]
+        return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)
     return given
 
 

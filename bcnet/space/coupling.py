@@ -130,6 +130,8 @@ class _Grouping:
 
     def __init__(self, walk: Walk, also: Walk | None = None):
         self.walk, self.also = walk, also
+        self.counts: list[int] = []
+        self._axes: dict[str, tuple[Axis, ...]] = {}
         self.order = self._first_uses()
 
     def result(self) -> Coupling:

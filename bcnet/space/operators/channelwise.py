@@ -108,7 +108,8 @@ def pool(call: Call) -> Value | list[Value]:
 
 def _middles(call: Call, x: Value) -> Value:
     """``x`` without the channels at both ends that are no window's middle, where a pool runs over channels."""
-    kernel, layers, shape = call.args.get("kernel_size"), [], list(x.shape)
+    kernel, shape = call.args.get("kernel_size"), list(x.shape)
+    layers: list[tuple[int | None, torch.Tensor]] = []
     for layer in x.layers:
         axes = varying(layer)
         place = axes[0] - len(x.shape) if len(axes) == 1 else 0
