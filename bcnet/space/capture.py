@@ -84,6 +84,7 @@ def capture(
         )
     _inline(program.graph_module)
     _spell_out(program.graph)
+    _keep_saved(program.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     return Capture(
@@ -234,6 +235,37 @@ def _spell_out(graph: fx.Graph) -> None:
             else:
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
+
+
+_SAVED = [
+    f"aten::{name}"
+    for name in [
+        "exp",
+        "sigmoid",
+        "tanh",
+        "softmax",
+        "log_softmax",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "relu",
+        "elu",
+        "selu",
+    ]
+]
+
+
+def _keep_saved(graph: fx.Graph) -> None:
+    """Nothing is written into a result that autograd keeps: a forward may do that in evaluation, which was captured."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        source = node.args[0] if node.args else None
+        if schema is None or not schema.name.endswith("_") or not isinstance(source, fx.Node):
+            continue
+        saved = getattr(getattr(source.target, "_schema", None), "name", "") in _SAVED
+        twin = getattr(getattr(torch.ops.aten, schema.name[6:-1], None), schema.overload_name or "default", None)
+        if saved and twin is not None and all(user <= node for user in source.users):
+            node.target = twin
 
 
 @contextlib.contextmanager
