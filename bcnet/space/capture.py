@@ -71,7 +71,7 @@ def capture(
         network = duplicate(model).train(training)
         if adapt is not None:
             plain = network.forward
-            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))  # type: ignore[method-assign]
+            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))
         return network
 
     program, given, dynamic = _captured(fresh, given)
@@ -84,6 +84,7 @@ def capture(
         )
     _inline(program.graph_module)
     _spell_out(program.graph)
+    _keep_saved(program.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     return Capture(
@@ -94,7 +95,7 @@ def capture(
         batch,
         given,
         dynamic,
-        program.call_spec.out_spec,  # type: ignore[arg-type]
+        program.call_spec.out_spec,
         adapt is not None,
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
     )
@@ -122,14 +123,14 @@ def one_more(given: Arguments) -> Arguments:
     def grown(leaf: Any) -> Any:
         return torch.cat([leaf, leaf[:1]]) if isinstance(leaf, Tensor) and leaf.shape[:1] == (batch,) else leaf
 
-    return tree_map(grown, given)  # type: ignore[no-any-return]
+    return tree_map(grown, given)
 
 
 def _frozen(program: torch.export.ExportedProgram) -> bool:
     """Whether the graph turned the batch size into a plain number."""
     inputs = set(program.graph_signature.user_inputs)
     values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
-    sizes = [v.shape[0] for v in values if isinstance(v, Tensor) and v.dim()]
+    sizes: list[Any] = [v.shape[0] for v in values if isinstance(v, Tensor) and v.dim()]
     return not any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes)
 
 
@@ -193,7 +194,7 @@ def _inline(module: fx.GraphModule) -> None:
         with graph.inserting_before(node):
             for n in body.graph.nodes:
                 if n.op == "call_function":
-                    inner[n] = graph.node_copy(n, lambda n, inner=inner: inner[n])
+                    inner[n] = graph.node_copy(n, inner.__getitem__)
             (end,) = body.graph.find_nodes(op="output")
             outputs = [inner[n] for n in end.args[0]]
             if "grad" in name and not node.args[0]:
@@ -234,6 +235,37 @@ def _spell_out(graph: fx.Graph) -> None:
             else:
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
+
+
+_SAVED = [
+    f"aten::{name}"
+    for name in [
+        "exp",
+        "sigmoid",
+        "tanh",
+        "softmax",
+        "log_softmax",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "relu",
+        "elu",
+        "selu",
+    ]
+]
+
+
+def _keep_saved(graph: fx.Graph) -> None:
+    """Nothing is written into a result that autograd keeps: a forward may do that in evaluation, which was captured."""
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        source = node.args[0] if node.args else None
+        if schema is None or not schema.name.endswith("_") or not isinstance(source, fx.Node):
+            continue
+        saved = getattr(getattr(source.target, "_schema", None), "name", "") in _SAVED
+        twin = getattr(getattr(torch.ops.aten, schema.name[6:-1], None), schema.overload_name or "default", None)
+        if saved and twin is not None and all(user <= node for user in source.users):
+            node.target = twin
 
 
 @contextlib.contextmanager
@@ -303,7 +335,7 @@ def checked(model: nn.Module, example: Example) -> Arguments:
             "move both to one device"
         )
     if tensors[0].shape[0] == 1:
-        return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)  # type: ignore[no-any-return]
+        return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)
     return given
 
 
