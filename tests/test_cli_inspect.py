@@ -233,8 +233,10 @@ def test_widths_from_a_file(tmp_path: Path, data: object) -> None:
         ("show digits_cnn --ignore stem.cnv", "ignore names 'stem.cnv', but no layer of the network is called so"),
         (
             "show digits_cnn --ignore *",
-            "this network has no channel dimension that could vary; is it a convolutional network, and are its "
-            "layers not all ignored?",
+            "this network has no channel dimension that could vary (stem.conv: stem.conv is ignored; "
+            "block1.body.conv1.conv: block1.body.conv1.conv is ignored; block1.body.conv2.conv: block1.body.conv2.conv "
+            "is ignored; block2.body.expand.conv: block2.body.expand.conv is ignored; block2.body.depthwise.conv: "
+            "block2.body.depthwise.conv is ignored; ...)",
         ),
         ("show digits_cnn --se", "zoo:digits_cnn keeps no squeeze widths that could be searched too"),
         ("show digits_cnn --input 1,8", "--input must be C,H,W in whole numbers such as 3,224,224, not '1,8'"),
