@@ -145,15 +145,24 @@ def proposals(run: Run) -> Widths | None:
     r = run.recipe
     if r.search.strategy != "evolution":
         return None
-    known = [np.asarray(widths) for widths in rules_of_thumb(run).values()]
+    rng = np.random.default_rng([r.seed, 30])
+    known = _candidates(run, np.array(list(rules_of_thumb(run).values())), rng)
     wanted = r.search.population - len(known)
     if wanted < 1:
-        return np.stack(known[: r.search.population])
-    rng = np.random.default_rng([r.seed, 30])
+        return known[: r.search.population]
     drawn = run.constraints.fill(run.constraints.sample(rng, SCREENED * wanted)[0], rng)
     scores = cut_scorer(run, "cut").score_many(drawn)
     best = drawn[np.argsort(-scores, kind="stable")[:wanted]]
-    return np.unique(np.concatenate([np.stack(known), best]), axis=0)
+    return np.unique(np.concatenate([known, best]), axis=0)
+
+
+def _candidates(run: Run, widths: Widths, rng: np.random.Generator) -> Widths:
+    """Widths (n, L) of any kind as candidates: those just below them, raised while the budgets leave room."""
+    pairs = zip(run.space.variables, widths.T, strict=True)
+    index = np.stack([np.searchsorted(v.candidates, column, side="right") - 1 for v, column in pairs], axis=1)
+    below = run.space.decode(np.maximum(index, 0))
+    inside = below[run.constraints.feasible(below)]
+    return np.unique(run.constraints.fill(inside, rng), axis=0) if len(inside) else inside
 
 
 def _tell_search(run: Run, state: SearchProgress, ranked_by: str) -> None:
