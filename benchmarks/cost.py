@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bcnet.bench.spaces import get_space
-from bcnet.models.load import zoo_space
+from bcnet.models.load import load_model
 from bcnet.utils.provenance import provenance
 
 REPEATS = 50
@@ -29,7 +29,7 @@ def milliseconds(kind: str) -> dict[str, dict[str, float]]:
     """For each cost the median of REPEATS runs after one to warm up, and the worst of those."""
     widths = get_space(kind).all_widths()
     found = {}
-    for name, cost in zoo_space(f"channel_bench_{kind}").costs.items():
+    for name, cost in load_model(f"channel_bench_{kind}").space().costs.items():
         taken = []
         for _ in range(REPEATS + 1):
             start = time.perf_counter()

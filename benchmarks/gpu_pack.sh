@@ -18,6 +18,7 @@ pack() { # NAME PACKAGE...: the packages, unpacked and without what nobody impor
     pip download --quiet --dest "$site.wheels" --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux2014_x86_64 "$@"
     for wheel in "$site.wheels"/*.whl; do unzip -q -o "$wheel" -d "$site"; done
+    find "$site"/pygments/lexers -name '*.py' ! -name '_*' ! -name 'python.py' -delete 2>/dev/null || true
     rm -rf "$site"/pulp/solverdir "$site"/modelopt/{onnx,deploy} "$site"/modelopt/torch/puzzletron
     find "$site" -name '*.so*' -exec strip -s {} +
     find "$site" \( -name '*.cpp' -o -name '*.c' -o -name '*.pyx' -o -name '*.pyi' \) -delete
@@ -27,7 +28,7 @@ pack() { # NAME PACKAGE...: the packages, unpacked and without what nobody impor
 
 mkdir -p "$out/cifar10"
 pack site torch-pruning==1.6.1 \
-    pymoo==0.6.2 moocore cffi pycparser platformdirs alive-progress about-time graphemeu cma autograd deprecated wrapt \
+    pymoo==0.6.2 moocore cffi pycparser platformdirs alive-progress about-time graphemeu \
     pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection typing-extensions \
     typer rich markdown-it-py mdurl shellingham click annotated-doc pygments
 pack modelopt nvidia-modelopt==0.47.0 torchprofile==0.0.4 'pulp<4' omegaconf nvidia-ml-py \

@@ -31,7 +31,9 @@ def opinion(rows: list[dict[str, Any]], name: str) -> Floats:
 
 
 def kendall(a: Floats, b: Floats, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Kendall's tau with its 95 % interval."""
+    """Kendall's tau with its 95 % interval; no correlation where all opinions are the same."""
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0, 0.0, 0.0
     drawn = rng.integers(0, len(a), (DRAWS, len(a)))
     taus = np.array([kendalltau(a[index], b[index]).statistic for index in drawn])
     low, high = np.nanpercentile(taus, [2.5, 97.5])

@@ -189,6 +189,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--taught", type=float, default=0.9)
     parser.add_argument("--temperature", type=float, default=4.0)
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--fast-norm", action="store_true", help="batch norm and activation as one kernel")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1e9)
@@ -215,7 +216,7 @@ def main(given: Sequence[str] | None = None) -> None:
         return
     training = Training(
         args.epochs, args.lr, args.batch, taught=args.taught, temperature=args.temperature, seed=args.seed,
-        dtype=args.dtype,
+        dtype=args.dtype, fast_norm=args.fast_norm,
     )  # fmt: skip
     done = {row["name"] for row in read_rows(args.out) if "name" in row}
     todo = [name for name in listed if name not in done]

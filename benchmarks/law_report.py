@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.stats import kendalltau
 
-from bcnet.bench.spaces import MOBILENET
+from bcnet.bench.spaces import get_space
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SPACES = ("mobilenet", "resnet")
@@ -65,9 +65,10 @@ def _stand_in() -> dict[str, Any]:
     rows = [json.loads(line) for line in (RESULTS / "channel-bench-alone.jsonl").read_text().splitlines()]
     widths, accuracy = (np.array([r[key] for r in rows], dtype=float) for key in ("widths", "accuracy"))
     logs, gains = gains_alone(widths, 100 * accuracy)
-    counts = MOBILENET.layer_counts
+    mobilenet = get_space("mobilenet")
+    counts = mobilenet.layer_counts
     return {
-        "variables": list(zip(MOBILENET.names, counts.astype(int).tolist(), gains.tolist(), strict=True)),
+        "variables": list(zip(mobilenet.names, counts.astype(int).tolist(), gains.tolist(), strict=True)),
         "balanced": float(kendalltau(logs @ counts, accuracy).statistic),
         "logs": float(kendalltau(logs.sum(axis=1), accuracy).statistic),
     }

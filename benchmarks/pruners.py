@@ -27,6 +27,8 @@ SCOPES = ("local", "global", "isomorphic")
 STEPS = 400
 """In how many steps a global pruner would prune everything."""
 HALVINGS = 14
+AT_ONCE = 64
+"""Images whose gradients are computed together, for the memory of small machines."""
 MOST = 0.95
 """The largest share of a layer that global pruning may take: without a bound it empties layers."""
 
@@ -36,8 +38,10 @@ METHODS = tuple(f"tp-{scope}-{scorer}" for scope in SCOPES for scorer in SCORERS
 def gradients(model: nn.Module, batches: list[Batch]) -> None:
     """Set the gradients of the loss, which Taylor importance reads."""
     model.eval().zero_grad()
-    for x, y in batches:
-        (functional.cross_entropy(model(x), y) / len(batches)).backward()
+    count = sum(len(y) for _, y in batches)
+    for batch in batches:
+        for x, y in zip(*(part.split(AT_ONCE) for part in batch), strict=True):
+            (functional.cross_entropy(model(x), y, reduction="sum") / count).backward()
 
 
 def prune(cutter: Cutter, method: str, flops: float, batches: list[Batch]) -> Kept:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau, pearsonr
 from torch import Tensor, nn
 
-from bcnet.bench.spaces import MOBILENET
+from bcnet.bench.spaces import get_space
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.search.predictors.log_width import LogWidthModel
@@ -180,7 +180,9 @@ def compared(found: Scores, truth: NDArray[np.float64], widths: NDArray[np.int64
 
     def by_log_width(scores: NDArray[np.float64]) -> float:
         return float(
-            kendalltau(LogWidthModel.fit(widths, scores, MOBILENET.layer_counts).predict(widths), truth).statistic
+            kendalltau(
+                LogWidthModel.fit(widths, scores, get_space("mobilenet").layer_counts).predict(widths), truth
+            ).statistic
         )
 
     return {

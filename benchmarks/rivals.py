@@ -33,6 +33,8 @@ from rivals_base import load_base
 from side_by_side import SideBySide, Training, evaluate
 from torch import nn
 
+from bcnet.training.race import RaceConfig
+
 BUDGETS = {"mobilenetv2_cifar": ("146M", "44M"), "vgg19_cifar": ("50%", "25%")}
 PUBLISHED = {("mobilenetv2_cifar", "44M"): "mobilenetv2_cifar10", ("vgg19_cifar", "50%"): "vgg19_cifar10"}
 OWN = ("uniform", "uniform8", "balanced", "published", "random-0", "random-1", "random-2")
@@ -49,13 +51,16 @@ def budget_flops(text: str, cutter: Cutter) -> float:
 
 
 def uniform8(cutter: Cutter, flops: float) -> Widths:
-    """The widest uniform scaling whose widths are multiples of eight."""
-    most = cutter.space.max
-
-    def at(scale: float) -> Widths:
-        return np.minimum(most, np.maximum(8, 8 * np.rint(scale * most / 8))).astype(np.int64)
-
-    return max((at(s) for s in np.linspace(0.02, 1, 2000) if cutter.flops(at(s)) <= flops), key=cutter.flops)
+    """The uniform scaling in multiples of eight: rounded down, then up again where it is furthest below and fits."""
+    exact = uniform(cutter.space, flops)
+    widths = np.minimum(cutter.space.max, np.maximum(8, exact // 8 * 8))
+    for number in np.argsort(widths / exact, kind="stable"):
+        wider = widths.copy()
+        wider[number] = min(wider[number] + 8, cutter.space.max[number])
+        widths = wider if cutter.flops(wider) <= flops else widths
+    if cutter.flops(widths) > flops:
+        raise BcnetError(f"multiples of eight do not hold {flops:,.0f} FLOPs: raise the budget")
+    return widths
 
 
 def random_widths(cutter: Cutter, flops: float, seed: int) -> Widths:
@@ -168,7 +173,7 @@ class Tuner:
         self.teacher.to(images.test[0][0].device, memory_format=torch.channels_last)
         self.training = Training(
             args.epochs, args.lr, args.batch, taught=args.taught, temperature=args.temperature, dtype=args.dtype,
-            weight_decay=args.weight_decay,
+            fast_norm=args.fast_norm, weight_decay=args.weight_decay,
         )  # fmt: skip
 
     def kept(self, entry: dict[str, Any]) -> Kept:
@@ -183,7 +188,8 @@ class Tuner:
         training = replace(self.training, seed=seed)
         together = SideBySide(models, self.images, training, self.teacher)
         recorded = time.perf_counter()
-        together.run()
+        rounds: list[dict[str, Any]] = []
+        together.run(lambda done: self._look(together, list(group), done, rounds))
         together.wait()
         end = time.perf_counter()
         rows = {}
@@ -197,9 +203,19 @@ class Tuner:
                 "test": evaluate(student.model, self.images.test, training.dtype),
                 "tuning_seconds": (end - start) / len(group),
                 "recording_seconds": (recorded - start) / len(group),
+                "rounds": [{"epochs": row["epochs"], **row[method]} for row in rounds],
             }
         together.close()
         return rows
+
+    def _look(self, together: SideBySide, methods: list[str], done: int, rounds: list[dict[str, Any]]) -> None:
+        """What a race would see: the held-out images at the ends of its rounds."""
+        if done in RaceConfig().milestones(together.training.epochs):
+            found = {
+                method: evaluate(student.model, self.images.val, together.training.dtype)
+                for method, student in zip(methods, together.students, strict=True)
+            }
+            rounds.append({"epochs": done, **found})
 
 
 def tune(args: argparse.Namespace, images: Images, start: float) -> None:
@@ -281,6 +297,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--taught", type=float, default=0.9)
     parser.add_argument("--temperature", type=float, default=4.0)
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--fast-norm", action="store_true", help="batch norm and activation as one kernel")
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--device", default="cuda")

@@ -105,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--cutout", type=int, default=8)
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
+    parser.add_argument("--fast-norm", action="store_true", help="batch norm and activation as one kernel")
     parser.add_argument("--cudnn-benchmark", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     images = Images.synthetic(device) if args.quick else Images.cifar10(args.data, device)
     training = Training(
         args.most_epochs, args.lr, args.batch, args.warmup, weight_decay=args.weight_decay, taught=0.0,
-        cutout=args.cutout, seed=args.seed, dtype=args.dtype, decay_all=True,
+        cutout=args.cutout, seed=args.seed, dtype=args.dtype, fast_norm=args.fast_norm, decay_all=True,
     )  # fmt: skip
     models = [network(name, args.quick) for name in args.networks]
     together = SideBySide(models, images, training, None)

@@ -36,10 +36,11 @@ from bcnet.models import MODELS, build
 from bcnet.search import (
     Constraints,
     LogWidthModel,
-    LossLog,
+    PathLosses,
     SearchConfig,
     SearchResult,
     TrialStore,
+    potential_errors,
     prior_population,
     search,
 )
@@ -296,9 +297,9 @@ def population(folder: Path, only: list[str]) -> dict[str, Any]:
         constraints = Constraints(table.space, table.space.costs, [f"flops={percent}%"])
         index = rng.integers(0, len(table), 1000)
         losses = 100 - table.acc[index, rng.integers(0, 3, 1000)] + rng.normal(0, 0.5, 1000)
-        log = LossLog(table.space, table.widths[index], losses)
-        prior, report = prior_population(constraints, log.errors(), 40, rng)
-        paper = prior_population(constraints, log.errors(top=100), 40, rng)[0]
+        recorded = PathLosses(table.widths[index], losses)
+        prior, report = prior_population(constraints, potential_errors(table.space, recorded), 40, rng)
+        paper = prior_population(constraints, potential_errors(table.space, recorded, top=100), 40, rng)[0]
         populations = {"prior": prior, "paper": paper, "random": constraints.sample(rng, 40)[0]}
         accuracies = {k: table.mean[table.space.index(widths)].tolist() for k, widths in populations.items()}
         rows.append({"space": space, "percent": percent, "seed": seed, **accuracies, "report": report.to_dict()})

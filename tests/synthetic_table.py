@@ -6,13 +6,34 @@ have seed noise. No network was trained for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bcnet.bench import BenchSpace, ChannelBench
-from bcnet.bench.spaces import quadratic
+from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import WidthVariable, candidates
+
+
+def quadratic(formula: Callable[..., int], count: int) -> QuadraticCost:
+    """The :class:`QuadraticCost` of a polynomial of degree two in ``count`` widths, read off its values."""
+    unit = np.eye(count, dtype=np.int64)
+
+    def at(point: NDArray[np.int64]) -> int:
+        return formula(*point.tolist())
+
+    constant = at(0 * unit[0])
+    Q = np.zeros((count, count))
+    q = np.zeros(count)
+    for i in range(count):
+        Q[i, i] = (at(2 * unit[i]) - 2 * at(unit[i]) + constant) / 2
+        q[i] = at(unit[i]) - constant - Q[i, i]
+        for j in range(i + 1, count):
+            Q[i, j] = at(unit[i] + unit[j]) - at(unit[i]) - at(unit[j]) + constant
+    return QuadraticCost(constant, q, Q)
+
 
 FILE = Path(__file__).with_name("data") / "synthetic_table.json"
 SPACE = BenchSpace(

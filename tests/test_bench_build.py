@@ -79,5 +79,5 @@ def test_a_killed_worker_is_replaced(config: BuildConfig, tmp_path: Path) -> Non
 def test_bad_settings() -> None:
     with pytest.raises(BcnetError, match=r"^executor is 'threads', but it must be processes or ray$"):
         BuildConfig("zoo:digits_cnn", "digits", executor="threads")
-    with pytest.raises(BcnetError, match=r"^a table needs at least 1 seed and 1 worker$"):
+    with pytest.raises(BcnetError, match=r"^seeds is 0, but it must be at least 1$"):
         BuildConfig("zoo:digits_cnn", "digits", seeds=0)

@@ -181,7 +181,7 @@ def test_interpolation_is_adaptive_pooling_over_channels() -> None:
 
 def test_the_command(config: RankConfig, table: ChannelBench, tmp_path: Path) -> None:
     table.save(tmp_path / "table.json")
-    arguments = ["bench", "rank", "--space", "tiny", "--model", config.model, "--table", str(tmp_path / "table.json")]
+    arguments = ["bench", "rank", "tiny", "--model", config.model, "--table", str(tmp_path / "table.json")]
     recipe = {"lr": 0.2, "warmup": 0.5, "weight_decay": 0.001, "head": 8.0, "extremes": 0.5}
     arguments += ["--data", "digits", "--epochs", "1", "--seeds", "0,1", "--out", str(tmp_path / "out")]
     arguments += ["--device", "cpu", *(f"--{name.replace('_', '-')}={value}" for name, value in recipe.items())]

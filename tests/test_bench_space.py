@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,8 @@ from bench_tables import failure
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_table import SPACE
-from traced import space_of
 
-from bcnet.bench import MOBILENET, RESNET, BenchSpace, ChannelBench, get_space
-from bcnet.bench.spaces import quadratic
-from bcnet.models.load import load_model
+from bcnet.bench import BenchSpace, ChannelBench, get_space
 from bcnet.space.widths import WidthVariable
 
 
@@ -35,44 +33,66 @@ def test_widths_keys_and_indices_are_one_to_one(space: BenchSpace, seed: int) ->
     assert (np.argsort(keys, kind="stable") == np.argsort(index, kind="stable")).all()
 
 
-@pytest.mark.parametrize("space", [MOBILENET, RESNET])
-def test_released_spaces_have_the_layers_of_their_networks(space: BenchSpace) -> None:
-    traced = space_of(load_model(f"zoo:channel_bench_{space.name}"), groups=4)
-    assert [v.layers for v in space.variables] == [v.layers for v in traced.variables]
-    assert [v.candidates for v in space.variables] == [v.candidates for v in traced.variables]
+def mobilenet_flops(c0: int, h1: int, h2: int, h3: int, c4: int, h5: int, c6: int) -> int:
+    at_16 = 27 * c0 + (2 * c0 + 9) * (h1 + h2) + c0 * h3
+    at_8 = (9 + c4) * h3 + (2 * c4 + 9) * h5 + c4 * c6
+    return 16 * 16 * at_16 + 8 * 8 * at_8 + 10 * c6
+
+
+def mobilenet_params(c0: int, h1: int, h2: int, h3: int, c4: int, h5: int, c6: int) -> int:
+    blocks = (2 * c0 + 13) * (h1 + h2) + (c0 + c4 + 13) * h3 + 4 * c4 + (2 * c4 + 13) * h5
+    return 33 * c0 + blocks + c4 * c6 + 12 * c6 + 10
+
+
+def resnet_flops(c0: int, m1: int, m2: int, m3: int, c4: int, m5: int, m6: int) -> int:
+    at_16 = 27 * c0 + 18 * c0 * (m1 + m2)
+    at_8 = 9 * (c0 + c4) * m3 + 18 * c4 * (m5 + m6)
+    return 16 * 16 * at_16 + 8 * 8 * at_8 + 10 * c4
+
+
+def resnet_params(c0: int, m1: int, m2: int, m3: int, c4: int, m5: int, m6: int) -> int:
+    blocks = (18 * c0 + 2) * (m1 + m2) + (9 * c0 + 9 * c4 + 2) * m3 + (18 * c4 + 2) * (m5 + m6)
+    return 33 * c0 + blocks + 16 * c4 + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "params"),
+    [("mobilenet", mobilenet_flops, mobilenet_params), ("resnet", resnet_flops, resnet_params)],
+)
+def test_traced_costs_are_those_of_the_released_tables(
+    name: str, flops: Callable[..., int], params: Callable[..., int]
+) -> None:
+    """The formulas agree with every entry of the released tables; the package counts on the traced network."""
+    space = get_space(name)
+    widths = space.all_widths()
+    assert (space.costs["flops"](widths) == [flops(*row) for row in widths.tolist()]).all()
+    assert (space.costs["params"](widths) == [params(*row) for row in widths.tolist()]).all()
 
 
 def test_index_keeps_the_shape_of_what_is_asked() -> None:
-    widths = MOBILENET.all_widths()[:12].reshape(3, 4, 7)
-    assert (MOBILENET.index(widths) == np.arange(12).reshape(3, 4)).all()
-    assert MOBILENET.index(MOBILENET.max) == 4**7 - 1
-    assert MOBILENET.parse("4444444") == 4**7 - 1
-    assert MOBILENET.parse([]).shape == (0,)
-    assert MOBILENET.widths(0).tolist() == [32, 192, 192, 192, 64, 384, 256]
-
-
-@given(st.lists(st.integers(-50, 50), min_size=10, max_size=10), st.lists(st.integers(0, 90), min_size=3, max_size=3))
-def test_quadratic_reads_a_polynomial_off_its_values(coefficients: list[int], point: list[int]) -> None:
-    def polynomial(a: int, b: int, c: int) -> int:
-        terms = (1, a, b, c, a * a, b * b, c * c, a * b, a * c, b * c)
-        return sum(k * t for k, t in zip(coefficients, terms, strict=True))
-
-    assert quadratic(polynomial, 3)([point]) == polynomial(*point)
+    mobilenet = get_space("mobilenet")
+    widths = mobilenet.all_widths()[:12].reshape(3, 4, 7)
+    assert (mobilenet.index(widths) == np.arange(12).reshape(3, 4)).all()
+    assert mobilenet.index(mobilenet.max) == 4**7 - 1
+    assert mobilenet.parse("4444444") == 4**7 - 1
+    assert mobilenet.parse([]).shape == (0,)
+    assert mobilenet.widths(0).tolist() == [32, 192, 192, 192, 64, 384, 256]
 
 
 def test_full_networks_cost_what_the_paper_says() -> None:
-    assert MOBILENET.costs["flops"](MOBILENET.max) == 211_281_920
-    assert RESNET.costs["flops"](RESNET.max) == 1_436_226_560
+    for name, flops in (("mobilenet", 211_281_920), ("resnet", 1_436_226_560)):
+        assert get_space(name).costs["flops"](get_space(name).max) == flops
 
 
 def test_wrong_widths_keys_and_indices_are_named() -> None:
-    assert failure(MOBILENET.index, [[32, 192, 192, 192, 64, 384, 255]]) == (
+    mobilenet = get_space("mobilenet")
+    assert failure(mobilenet.index, [[32, 192, 192, 192, 64, 384, 255]]) == (
         "width 255 is no candidate of variable 'c6': [256, 512, 768, 1024]"
     )
-    assert failure(MOBILENET.index, np.array([-32, 192, 192, 192, 64, 384, 256])) == (
+    assert failure(mobilenet.index, np.array([-32, 192, 192, 192, 64, 384, 256])) == (
         "width -32 of variable 'c0' (number 1) must lie in 1..128"
     )
-    assert failure(MOBILENET.index, [1, 2]) == "this space has 7 width variables, but 2 widths were given"
+    assert failure(mobilenet.index, [1, 2]) == "this space has 7 width variables, but 2 widths were given"
     assert failure(SPACE.parse, ["111", "115"]) == (
         "'115' is no key of space 'synthetic': a key is 3 digits, each at most the number of its variable's "
         "candidates, [4, 4, 4]"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcnet.errors import BcnetError
-from bcnet.training.checkpoint import load, pack, random_states, restore_random_states, save, unpack
+from bcnet.training.checkpoint import load, pack, save, unpack
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -118,7 +118,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path: Path, kind: str, 
             "model": net.state_dict(),
             "optimizer": optimizer.state_dict(),
             "schedule": schedule.state_dict(),
-            "random": random_states(paths=rng, noise=generator),
+            "random": {"paths": rng.bit_generator.state, "noise": generator.get_state(), "all": torch.get_rng_state()},
         }
 
     whole = start()
@@ -130,45 +130,12 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path: Path, kind: str, 
     tree = unpack(*load(tmp_path))
     for part, name in zip(resumed, ("model", "optimizer", "schedule"), strict=False):
         part.load_state_dict(tree[name])
-    torch.rand(5)
-    restore_random_states(tree["random"], paths=resumed[3], noise=resumed[4])
+    resumed[3].bit_generator.state = tree["random"]["paths"]
+    resumed[4].set_state(tree["random"]["noise"])
+    torch.set_rng_state(tree["random"]["all"])
     go(resumed, 3)
 
     ours, theirs = pack(everything(resumed)), pack(everything(whole))
     assert ours[1] == theirs[1]
     assert ours[0].keys() == theirs[0].keys()
     assert all(torch.equal(ours[0][name], theirs[0][name]) for name in ours[0])
-
-
-@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937, np.random.Philox, np.random.SFC64])
-def test_every_numpy_generator_goes_on(tmp_path: Path, kind: Any) -> None:
-    rng = np.random.Generator(kind(5))
-    rng.integers(10, size=3, dtype=np.int32)
-    save(tmp_path, *pack({"random": random_states(rng=rng)}))
-    wanted = rng.random(4).tolist()
-    other = np.random.Generator(kind(0))
-    restore_random_states(unpack(*load(tmp_path))["random"], rng=other)
-    assert other.random(4).tolist() == wanted
-
-
-def test_random_states_that_do_not_fit() -> None:
-    states = random_states(rng=np.random.default_rng(0))
-    other = np.random.Generator(np.random.MT19937(0))
-    for bad, generators in (
-        (states, {}),
-        (states, {"rng": other}),
-        ({}, {"rng": other}),
-        ({**states, "torch": torch.zeros(3)}, {"rng": np.random.default_rng(0)}),
-    ):
-        with pytest.raises(BcnetError) as error:
-            restore_random_states(bad, **generators)
-        assert str(error.value) == "the random states in this checkpoint do not fit the generators of this run"
-
-
-def test_states_of_gpus_that_are_not_there(monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    states = {**random_states(), "cuda": [torch.get_rng_state()]}
-    with pytest.warns(
-        UserWarning, match="the checkpoint was made on more GPUs than there are: the run goes on, but differently"
-    ):
-        restore_random_states(states)

@@ -317,30 +317,16 @@ def test_bad_use_of_device_data() -> None:
     [
         ({"batch_size": 0}, "batch_size is 0, but it must be at least 1"),
         ({"crop": -1}, "crop is -1, but it must be at least 0"),
-        ({"workers": 1.5}, "workers must be a whole number, got 1.5"),
-        ({"batch_size": True}, "batch_size must be a whole number, got True"),
-        ({"flip": "yes"}, "flip must be true or false, got 'yes'"),
-        ({"channels": 4}, "channels is 4, but image folders are read in 3 (colour) or 1 (grey)"),
+        ({"workers": 1.5}, "workers is 1.5, but it must be a whole number"),
+        ({"batch_size": True}, "batch_size is True, but it must be a whole number"),
+        ({"flip": "yes"}, "flip is 'yes', but it must be true or false"),
+        ({"channels": 4}, "channels is 4, but it must be 1 or 3"),
     ],
 )
 def test_bad_options(option: dict[str, Any], message: str) -> None:
     with pytest.raises(BcnetError) as error:
         LoadOptions(**option)
     assert str(error.value) == message
-
-
-def test_a_network_that_does_not_suit_the_data() -> None:
-    data = load_data("digits")
-    data.check(channels=1, classes=10)
-    with pytest.raises(BcnetError) as error:
-        data.check(channels=3, classes=10)
-    assert str(error.value) == (
-        "the network takes images of 3 channels, but those of digits have 1: "
-        "change its first layer, or the option channels where an image folder is read"
-    )
-    with pytest.raises(BcnetError) as error:
-        data.check(channels=1, classes=100)
-    assert str(error.value) == "the network gives 100 logits, but digits has 10 classes: change its last layer"
 
 
 def test_epochs_of_the_device_leave_training_alone() -> None:

@@ -156,8 +156,8 @@ def test_methods_train_four_paths_a_step() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"draws": 0}, "draws is 0, but a step needs at least 1 width"),
-        ({"extremes": 1.5}, "extremes is 1.5, but it must lie in 0..1"),
+        ({"draws": 0}, "draws is 0, but it must be at least 1"),
+        ({"extremes": 1.5}, "extremes is 1.5, but it must be at most 1"),
         ({"sides": "right"}, "sides is 'right', but it must be both, alternate or left"),
     ],
 )

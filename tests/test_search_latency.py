@@ -187,9 +187,9 @@ def test_onnxruntime_times_a_network(space: NetworkSpace) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"backend": "tvm"}, "unknown latency backend 'tvm': choose torch or onnxruntime"),
-        ({"batch": 0}, "latency needs a batch, a number of threads and seconds above zero"),
-        ({"threads": 0}, "latency needs a batch, a number of threads and seconds above zero"),
+        ({"backend": "tvm"}, "backend is 'tvm', but it must be torch or onnxruntime"),
+        ({"batch": 0}, "batch is 0, but it must be at least 1"),
+        ({"threads": 0}, "threads is 0, but it must be at least 1"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from search_cases import Concave, chain, every
 
 from bcnet.errors import BcnetError
-from bcnet.search import Constraints, LossLog, SearchConfig, prior_population, search
+from bcnet.search import Constraints, PathLosses, SearchConfig, potential_errors, prior_population, search
 from bcnet.search.prior import elimination as elimination_module
 from bcnet.search.prior.elimination import Elimination
 from bcnet.search.prior.program import PriorProgram
@@ -114,8 +114,8 @@ def test_smooth_prior_has_the_stated_number_of_candidates(effective: float) -> N
 
 def test_potential_errors_are_means_and_unrecorded_ones_are_interpolated() -> None:
     space = WidthSpace([WidthVariable("a", (1, 2, 3, 4)), WidthVariable("b", (2, 4))])
-    log = LossLog(space, [[1, 2], [1, 4], [3, 2], [4, 2]], [1.0, 3.0, 4.0, 9.0])
-    errors = log.errors(top=3)
+    recorded = PathLosses([[1, 2], [1, 4], [3, 2], [4, 2]], [1.0, 3.0, 4.0, 9.0])
+    errors = potential_errors(space, recorded, top=3)
     assert errors.values[0].tolist() == [2.0, 3.0, 4.0, 4.0]
     assert errors.values[1].tolist() == [2.5, 3.0]
     assert errors.estimated == 2
@@ -123,16 +123,16 @@ def test_potential_errors_are_means_and_unrecorded_ones_are_interpolated() -> No
 
 def test_bad_loss_logs_are_refused() -> None:
     space = WidthSpace([WidthVariable("a", (1, 2))])
-    with pytest.raises(BcnetError, match=r"^a loss log of 2 widths has 1 losses$"):
-        LossLog(space, [[1], [2]], [1.0])
-    with pytest.raises(BcnetError, match=r"^a loss log needs at least one finite loss$"):
-        LossLog(space, [[1]], [float("nan")])
+    with pytest.raises(BcnetError, match=r"^2 configurations have 1 losses: record one for each$"):
+        potential_errors(space, PathLosses([[1], [2]], [1.0]))
+    with pytest.raises(BcnetError, match=r"^the prior needs at least one finite training loss: "):
+        potential_errors(space, PathLosses([[1]], [float("nan")]))
 
 
-def noisy_log(space: WidthSpace, scorer: Concave) -> LossLog:
+def noisy_log(space: WidthSpace, scorer: Concave) -> PathLosses:
     rng = np.random.default_rng(5)
     widths = space.sample(rng, 600)
-    return LossLog(space, widths, (96 - scorer.score_many(widths)) / 2 + rng.normal(0, 0.1, 600))
+    return PathLosses(widths, (96 - scorer.score_many(widths)) / 2 + rng.normal(0, 0.1, 600))
 
 
 def test_prior_population_is_feasible_different_and_better_than_random() -> None:
@@ -140,7 +140,7 @@ def test_prior_population_is_feasible_different_and_better_than_random() -> None
     constraints = Constraints(space, costs, ["flops=35%", "memory=80%"])
     scorer = Concave(space)
     rng = np.random.default_rng(0)
-    widths, report = prior_population(constraints, noisy_log(space, scorer).errors(), 40, rng)
+    widths, report = prior_population(constraints, potential_errors(space, noisy_log(space, scorer)), 40, rng)
     assert widths.shape == (40, 8)
     assert len(np.unique(widths, axis=0)) == 40
     assert constraints.feasible(widths).all()
@@ -153,7 +153,7 @@ def test_prior_population_is_feasible_different_and_better_than_random() -> None
 def test_prior_says_when_it_must_add_other_widths() -> None:
     space, costs = chain(length=2, groups=3)
     constraints = Constraints(space, costs, ["flops=60%"])
-    errors = LossLog(space, [[8, 8]], [1.0]).errors()
+    errors = potential_errors(space, PathLosses([[8, 8]], [1.0]))
     widths, report = prior_population(constraints, errors, 40, np.random.default_rng(0), effective=1.0)
     count = int(constraints.feasible(every(space)).sum())
     assert len(widths) <= count < 40
@@ -167,7 +167,7 @@ def test_prior_needs_a_quadratic_budget() -> None:
     space, costs = chain()
     assert isinstance(costs["memory"], PeakCost)
     constraints = Constraints(space, costs, ["memory=50%"])
-    errors = LossLog(space, space.max[None], [1.0]).errors()
+    errors = potential_errors(space, PathLosses(space.max[None], [1.0]))
     with pytest.raises(BcnetError) as error:
         prior_population(constraints, errors, 4, np.random.default_rng(0))
     assert str(error.value) == (

@@ -206,7 +206,7 @@ def test_trials_are_exported(tmp_path: Path) -> None:
 def test_front_command(tmp_path: Path) -> None:
     with TrialStore(tmp_path / "trials.sqlite") as store:
         result = search(SPACE, Concave(SPACE), ["flops=40%"], COSTS, SMALL, store=store)
-    shown = terminal.run("front", str(tmp_path), "--export", str(tmp_path / "all.csv"))
+    shown = terminal.run("front", str(tmp_path), "--out", str(tmp_path / "all.csv"))
     assert shown.exit_code == 0
     assert f"{len(result.front)} on the front of 120 trials" in shown.output
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 121

@@ -159,11 +159,23 @@ def test_importing_bcnet_imports_no_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, bcnet; assert 'torch' not in sys.modules; print(sorted(bcnet.__all__))"
+    code = "import sys, bcnet; assert 'torch' not in sys.modules; print(bcnet.__all__)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "slim" in found.stdout
     with pytest.raises(AttributeError, match=r"^module 'bcnet' has no attribute 'slam'$"):
         _ = bcnet.slam  # type: ignore[attr-defined]
+
+
+def test_everything_bcnet_offers_is_there_and_documented() -> None:
+    """Also in a process that has imported nothing else."""
+    import subprocess
+    import sys
+
+    code = (
+        "import bcnet; print([n for n in bcnet.__all__ if n[0] != '_' and len(getattr(bcnet, n).__doc__ or '') < 20])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 def test_small_batches_of_a_loader_are_scored_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from traced import space_of
 from bcnet import models as zoo
 from bcnet.bench.spaces import get_space
 from bcnet.errors import BcnetError
-from bcnet.models.load import load_model, zoo_space
+from bcnet.models.load import load_model
 from bcnet.space.network import NetworkSpace
 
 
@@ -44,7 +44,7 @@ def test_squeeze_widths_are_searched_where_asked() -> None:
         (v.name, v.width) for v in zoo.MODELS[name].order
     ]
     with pytest.raises(BcnetError) as caught:
-        zoo_space("digits_cnn", squeeze=True)
+        load_model("digits_cnn").space(squeeze=True)
     assert str(caught.value) == "zoo:digits_cnn keeps no squeeze widths that could be searched too"
 
 
@@ -118,7 +118,7 @@ def test_a_zoo_source_knows_itself() -> None:
 
 
 def test_options_reach_the_space() -> None:
-    space = zoo_space("digits_cnn", groups=4, base=2, round_to=8, ignore=["stem.conv", "block1.*"])
+    space = load_model("digits_cnn").space(groups=4, base=2, round_to=8, ignore=["stem.conv", "block1.*"])
     assert [(v.name, v.candidates) for v in space.variables] == [
         ("block2.body.expand.conv", (64, 96, 128)),
         ("block2.body.project.conv", (32, 48, 64)),

@@ -326,8 +326,8 @@ def test_a_loader_that_gives_fewer_batches_than_it_says() -> None:
     ("change", "sentence"),
     [
         ({"backward": "both"}, "backward is 'both', but it must be path or step"),
-        ({"seed": -1}, "seed is -1, but it must be a whole number of at least 0"),
-        ({"checkpoint_minutes": -1.0}, "checkpoint_minutes is -1.0, but it must not be negative"),
+        ({"seed": -1}, "seed is -1, but it must be at least 0"),
+        ({"checkpoint_minutes": -1.0}, "checkpoint_minutes is -1.0, but it must be at least 0"),
     ],
 )
 def test_settings_that_cannot_be(change: dict[str, Any], sentence: str) -> None:

@@ -1,12 +1,10 @@
 """Channel-Bench-Macro: spaces whose every network was trained, their tables, and rank correlation with them."""
 
 from bcnet.bench.correlation import correlations, kendall, noise_ceiling, pearson, spearman
-from bcnet.bench.spaces import MOBILENET, RESNET, BenchSpace, get_space
+from bcnet.bench.spaces import BenchSpace, get_space
 from bcnet.bench.table import ChannelBench
 
 __all__ = [
-    "MOBILENET",
-    "RESNET",
     "BenchSpace",
     "ChannelBench",
     "correlations",

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from bcnet.errors import BcnetError
 from bcnet.training.optim import Optimisation
 from bcnet.utils.files import clear_errors, write_file
 from bcnet.utils.progress import Listener
+from bcnet.utils.settings import Count, checked
 
 TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
 """How the released tables were trained, with batches of 256, crops and flips."""
@@ -33,27 +34,22 @@ LIVES = 5
 """How often dying workers are replaced before the build gives up."""
 
 
+@checked
 @dataclass(frozen=True)
 class BuildConfig:
     """What to train: ``model`` and ``data`` as the command line names them, the candidates, and the recipe."""
 
     model: str
     data: str
-    groups: int = 4
-    base: int = 1
+    groups: Count = 4
+    base: Count = 1
     ignore: tuple[str, ...] = ()
-    seeds: int = 3
-    batch: int = 256
+    seeds: Count = 3
+    batch: Count = 256
     optimisation: Optimisation = field(default_factory=lambda: TABLE_RECIPE)
-    workers: int = 1
-    executor: str = "processes"
+    workers: Count = 1
+    executor: Literal["processes", "ray"] = "processes"
     device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if self.executor not in ("processes", "ray"):
-            raise BcnetError(f"executor is {self.executor!r}, but it must be processes or ray")
-        if self.seeds < 1 or self.workers < 1:
-            raise BcnetError("a table needs at least 1 seed and 1 worker")
 
     def identity(self) -> dict[str, Any]:
         """What decides the results; where they are computed does not."""

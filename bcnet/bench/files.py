@@ -7,7 +7,7 @@ import os
 import urllib.request
 from pathlib import Path
 
-from bcnet.bench.spaces import BenchSpace, get_space
+from bcnet.bench.spaces import RELEASED, BenchSpace, get_space
 from bcnet.errors import BcnetError
 from bcnet.space.widths import WidthSpace
 from bcnet.utils.files import checksum, clear_errors, write_file
@@ -51,9 +51,10 @@ def fetch(space: str | WidthSpace, folder: str | os.PathLike[str] | None = None,
     A file that is there and is the released one is kept; any other of its name is replaced. Nothing is
     written unless the checksum of the download is right.
     """
-    wanted = get_space(space)
+    wanted = RELEASED.get(str(space)) or get_space(space)
     if wanted.file is None or wanted.sha256 is None:
-        raise BcnetError(f"space {wanted.name!r} has no released table to fetch: name the file of its table instead")
+        name = getattr(wanted, "name", space)
+        raise BcnetError(f"space {name!r} has no released table to fetch: name the file of its table instead")
     target = Path(folder or cache_folder()) / wanted.file
     with clear_errors(str(target)):
         if target.is_file() and checksum(target.read_bytes()) == wanted.sha256:

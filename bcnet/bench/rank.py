@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import model_validator
 from torch import Tensor
 
 from bcnet.accel import choose_engine
@@ -26,7 +27,7 @@ from bcnet.accel.enumeration.score_all import AllScores, score_all
 from bcnet.accel.enumeration.walker import Options
 from bcnet.bench.correlation import correlations
 from bcnet.bench.predictors import PREDICTORS, predicted
-from bcnet.bench.spaces import get_space
+from bcnet.bench.spaces import RELEASED, get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.bench.tas import TAS, train_tas
 from bcnet.data.source import Data, Source
@@ -42,11 +43,12 @@ from bcnet.training.optim import Optimisation
 from bcnet.utils.files import clear_errors, write_file
 from bcnet.utils.progress import Listener, training_steps
 from bcnet.utils.provenance import provenance
+from bcnet.utils.settings import Count, Natural, Positive, Share, checked
 
-NETWORKS = {"mobilenet": "channel_bench_mobilenet", "resnet": "channel_bench_resnet"}
 SHARES = (0.25, 0.5, 0.75)
 
 
+@checked
 @dataclass(frozen=True)
 class RankConfig:
     """One rank-correlation experiment.
@@ -62,36 +64,38 @@ class RankConfig:
 
     space: str = "mobilenet"
     method: str = "bcv2"
-    epochs: int = 26
-    seed: int = 0
-    lr: float = 0.1
+    epochs: Count = 26
+    seed: Natural = 0
+    lr: Positive = 0.1
     warmup: float = 0.0
     head: float = 0.0
     weight_decay: float = 0.0
     ema: float = 0.0
     bf16: bool = True
     complement: bool | None = None
-    sides: str | None = None
-    draws: int | None = None
+    sides: Literal["both", "alternate", "left"] | None = None
+    draws: Count | None = None
     sandwich: bool | None = None
-    extremes: float | None = None
-    base: int = 1
+    extremes: Share | None = None
+    base: Count = 1
     average: bool = False
-    images: int = 0
+    images: Natural = 0
     on_test: bool = True
-    score_batch: int = 0
+    score_batch: Natural = 0
     engine: Literal["auto", "plain", "fused"] = "auto"
     model: str = ""
-    groups: int = 4
+    groups: Count = 4
 
-    def __post_init__(self) -> None:
-        if self.space not in NETWORKS and not self.model:
+    @model_validator(mode="after")
+    def _known(self) -> RankConfig:
+        if self.space not in RELEASED and not self.model:
             raise BcnetError(
-                f"unknown space {self.space!r:.60}: there are {', '.join(NETWORKS)}, or give a model and its own table"
+                f"unknown space {self.space!r:.60}: there are {', '.join(RELEASED)}, or give a model and its own table"
             )
         known = (*METHODS, TAS, *PREDICTORS)
         if self.method not in known:
             raise BcnetError(f"unknown method {self.method!r}: there are {', '.join(known)}")
+        return self
 
     @property
     def name(self) -> str:
@@ -119,7 +123,7 @@ def bench_space(config: RankConfig) -> NetworkSpace:
     """The network of an experiment, traced, with its candidates: the benchmark's have four per variable."""
     from bcnet.models.load import load_model
 
-    source = load_model(config.model or f"zoo:{NETWORKS[config.space]}")
+    source = load_model(config.model or f"zoo:{RELEASED[config.space].network}")
     return source.space(groups=config.groups, base=config.base)
 
 

@@ -2,21 +2,24 @@
 
 A *key* names widths as the released Channel-Bench-Macro tables do: one digit per variable, the
 number of the candidate counted from 1 ("1234114"). An *index* counts the keys in ascending order
-from 0. The two released spaces, ``mobilenet`` and ``resnet``, come with their exact costs.
+from 0. The two released spaces, ``mobilenet`` and ``resnet``, are those of two networks of the zoo.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bcnet.errors import BcnetError
-from bcnet.space.cost import Cost, QuadraticCost
-from bcnet.space.widths import Widths, WidthSpace, WidthVariable, candidates
+from bcnet.space.cost import Cost
+from bcnet.space.widths import Widths, WidthSpace, WidthVariable
 
 DIGITS = "123456789abcdefghijklmnopqrstuvwxyz"
 MAX_SIZE = 2**24
@@ -116,92 +119,41 @@ def _ranks(variable: WidthVariable, stride: int) -> Indices:
     return ranks
 
 
-def quadratic(formula: Callable[..., int], count: int) -> QuadraticCost:
-    """The :class:`QuadraticCost` of a polynomial of degree two in ``count`` widths, read off its values."""
-    unit = np.eye(count, dtype=np.int64)
+class Released(NamedTuple):
+    """A released table: its network in the zoo, the paper's letters for its variables, its file and checksum."""
 
-    def at(point: NDArray[np.int64]) -> int:
-        return formula(*point.tolist())
-
-    constant = at(0 * unit[0])
-    Q = np.zeros((count, count))
-    q = np.zeros(count)
-    for i in range(count):
-        Q[i, i] = (at(2 * unit[i]) - 2 * at(unit[i]) + constant) / 2
-        q[i] = at(unit[i]) - constant - Q[i, i]
-        for j in range(i + 1, count):
-            Q[i, j] = at(unit[i] + unit[j]) - at(unit[i]) - at(unit[j]) + constant
-    return QuadraticCost(constant, q, Q)
+    network: str
+    letters: tuple[str, ...]
+    file: str
+    sha256: str
 
 
-def _mobilenet_flops(c0: int, h1: int, h2: int, h3: int, c4: int, h5: int, c6: int) -> int:
-    at_16 = 27 * c0 + (2 * c0 + 9) * (h1 + h2) + c0 * h3
-    at_8 = (9 + c4) * h3 + (2 * c4 + 9) * h5 + c4 * c6
-    return 16 * 16 * at_16 + 8 * 8 * at_8 + 10 * c6
-
-
-def _mobilenet_params(c0: int, h1: int, h2: int, h3: int, c4: int, h5: int, c6: int) -> int:
-    blocks = (2 * c0 + 13) * (h1 + h2) + (c0 + c4 + 13) * h3 + 4 * c4 + (2 * c4 + 13) * h5
-    return 33 * c0 + blocks + c4 * c6 + 12 * c6 + 10
-
-
-def _resnet_flops(c0: int, m1: int, m2: int, m3: int, c4: int, m5: int, m6: int) -> int:
-    at_16 = 27 * c0 + 18 * c0 * (m1 + m2)
-    at_8 = 9 * (c0 + c4) * m3 + 18 * c4 * (m5 + m6)
-    return 16 * 16 * at_16 + 8 * 8 * at_8 + 10 * c4
-
-
-def _resnet_params(c0: int, m1: int, m2: int, m3: int, c4: int, m5: int, m6: int) -> int:
-    blocks = (18 * c0 + 2) * (m1 + m2) + (9 * c0 + 9 * c4 + 2) * m3 + (18 * c4 + 2) * (m5 + m6)
-    return 33 * c0 + blocks + 16 * c4 + 10
-
-
-_HIDDEN = ("expand.conv", "expand.bn", "depthwise.conv", "depthwise.bn", "project.conv")
-_AROUND = ("expand.conv", "project.conv", "project.bn")
-_INSIDE = ("conv1.conv", "conv1.bn", "conv2.conv")
-_OUTSIDE = ("conv1.conv", "conv2.conv", "conv2.bn")
-
-
-def _block(number: int, *layers: str) -> tuple[str, ...]:
-    return tuple(f"block{number}.body.{layer}" for layer in layers)
-
-
-def _quarters(**variables: tuple[int, tuple[str, ...]]) -> list[WidthVariable]:
-    """Variables by name, from their channels and their layers."""
-    return [WidthVariable(name, candidates(full, groups=4), layers) for name, (full, layers) in variables.items()]
-
-
-MOBILENET = BenchSpace(
-    "mobilenet",
-    _quarters(
-        c0=(128, ("stem.conv", "stem.bn", *_block(1, *_AROUND), *_block(2, *_AROUND), *_block(3, "expand.conv"))),
-        h1=(768, _block(1, *_HIDDEN)),
-        h2=(768, _block(2, *_HIDDEN)),
-        h3=(768, _block(3, *_HIDDEN)),
-        c4=(256, (*_block(3, "project.conv", "project.bn"), *_block(4, *_AROUND), "head.conv")),
-        h5=(1536, _block(4, *_HIDDEN)),
-        c6=(1024, ("head.conv", "head.bn", "classifier")),
+RELEASED = {
+    "mobilenet": Released(
+        "channel_bench_mobilenet",
+        ("c0", "h1", "h2", "h3", "c4", "h5", "c6"),
+        "Results_MobileNet.json",
+        "f640474d8ff3ff2231d0c45986bb0f10af291545316342fb009952e7641908e0",
     ),
-    {"flops": quadratic(_mobilenet_flops, 7), "params": quadratic(_mobilenet_params, 7)},
-    "Results_MobileNet.json",
-    "f640474d8ff3ff2231d0c45986bb0f10af291545316342fb009952e7641908e0",
-)
-RESNET = BenchSpace(
-    "resnet",
-    _quarters(
-        c0=(256, ("stem.conv", "stem.bn", *_block(1, *_OUTSIDE), *_block(2, *_OUTSIDE), *_block(3, "conv1.conv"))),
-        m1=(256, _block(1, *_INSIDE)),
-        m2=(256, _block(2, *_INSIDE)),
-        m3=(512, _block(3, *_INSIDE)),
-        c4=(512, (*_block(3, "conv2.conv", "conv2.bn"), *_block(4, *_OUTSIDE), *_block(5, *_OUTSIDE), "classifier")),
-        m5=(512, _block(4, *_INSIDE)),
-        m6=(512, _block(5, *_INSIDE)),
+    "resnet": Released(
+        "channel_bench_resnet",
+        ("c0", "m1", "m2", "m3", "c4", "m5", "m6"),
+        "Results_ResNet.json",
+        "bf13bcaea3f2076f2c1bfbf5c2fee044aafe0385fae6a0d64c433b1d7f5a7520",
     ),
-    {"flops": quadratic(_resnet_flops, 7), "params": quadratic(_resnet_params, 7)},
-    "Results_ResNet.json",
-    "bf13bcaea3f2076f2c1bfbf5c2fee044aafe0385fae6a0d64c433b1d7f5a7520",
-)
-SPACES = {space.name: space for space in (MOBILENET, RESNET)}
+}
+
+
+@cache
+def _released(name: str) -> BenchSpace:
+    """A released space: variables, layers and costs are those of its network, traced."""
+    from bcnet.models.load import load_model
+
+    network, letters, file, sha256 = RELEASED[name]
+    traced = load_model(f"zoo:{network}").space(groups=4)
+    variables = [replace(v, name=letter) for v, letter in zip(traced.variables, letters, strict=True)]
+    costs = {name: traced.costs[name] for name in ("flops", "params")}
+    return BenchSpace(name, variables, costs, file, sha256)
 
 
 def get_space(space: str | WidthSpace) -> BenchSpace:
@@ -210,14 +162,14 @@ def get_space(space: str | WidthSpace) -> BenchSpace:
         return space
     if isinstance(space, WidthSpace):
         return BenchSpace("custom", space.variables, getattr(space, "costs", None))
-    if isinstance(space, str) and space in SPACES:
-        return SPACES[space]
+    if isinstance(space, str) and space in RELEASED:
+        return _released(space)
     if str(space).endswith(".json"):
         return _read_space(Path(space))
-    near = difflib.get_close_matches(str(space).lower(), SPACES, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(space).lower(), RELEASED, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise BcnetError(
-        f"there is no space {str(space)!r:.60}{hint}: name {', '.join(SPACES)} or the .json file of a space"
+        f"there is no space {str(space)!r:.60}{hint}: name {', '.join(RELEASED)} or the .json file of a space"
     )
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``bcnet COMMAND``. One module per group of commands, each plain functions.
+"""The command line: ``bcnet COMMAND``. One module per command, named as the command; each is a plain function.
 
 Modules here import torch only inside a command that needs it, so that help and arithmetic are instant.
 """
@@ -10,15 +10,19 @@ from typing import Annotated
 import typer
 
 from bcnet import __version__
+from bcnet.cli.balance import balance
 from bcnet.cli.bench import bench_app
 from bcnet.cli.console import OneLineErrors
-from bcnet.cli.export import export_network
-from bcnet.cli.fairness import show_fairness
-from bcnet.cli.inspect import balance, list_models, show_cost, show_model
-from bcnet.cli.pick import pick_network
+from bcnet.cli.cost import cost
+from bcnet.cli.export import export
+from bcnet.cli.fairness import fairness
+from bcnet.cli.front import front
+from bcnet.cli.models import models
+from bcnet.cli.pick import pick
 from bcnet.cli.recipe import recipe_app
-from bcnet.cli.run import add_run_commands
-from bcnet.cli.search import show_front
+from bcnet.cli.run import run
+from bcnet.cli.show import show
+from bcnet.cli.stage import STAGES, stage_command
 
 app = typer.Typer(
     cls=OneLineErrors, add_completion=False, pretty_exceptions_enable=False, context_settings={"max_content_width": 100}
@@ -43,14 +47,10 @@ def _root(
         typer.echo(context.get_help())
 
 
-add_run_commands(app)
-app.command("pick")(pick_network)
-app.command("front")(show_front)
-app.command("export")(export_network)
+app.command("run")(run)
+for _stage in STAGES:
+    app.command(_stage)(stage_command(_stage))
+for _command in (pick, front, export, models, show, cost, balance, fairness):
+    app.command(_command.__name__)(_command)
 app.add_typer(recipe_app, name="recipe")
-app.command("models")(list_models)
-app.command("show")(show_model)
-app.command("cost")(show_cost)
-app.command("balance")(balance)
-app.command("fairness")(show_fairness)
 app.add_typer(bench_app, name="bench")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,8 +19,6 @@ from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-JSON_OPTION = typer.Option("--json", help="Print JSON for machines instead of a table.")
 
 
 class OneLineErrors(TyperGroup):
@@ -55,6 +54,15 @@ def fail(message: str, code: int = 2) -> NoReturn:
     """End the program with ``error: message``, on one line."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+@contextmanager
+def interruptible(how: str) -> Iterator[None]:
+    """Ctrl-C ends work that can go on with one line that says how."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(f"stopped, nothing is lost: {how}", code=130)
 
 
 def print_json(data: Any) -> None:

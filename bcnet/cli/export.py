@@ -7,17 +7,18 @@ from typing import Annotated
 
 import typer
 
-from bcnet.cli.console import JSON_OPTION, console, print_json
+from bcnet.cli import options
+from bcnet.cli.console import console, print_json
 
 
-def export_network(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    to: Annotated[str, typer.Option(help="torch (weights and widths.json alone), onnx or pt2.")] = "torch",
+def export(
+    run: Annotated[Path, options.RUN],
+    to: Annotated[str, typer.Option(help="The form: torch (weights and widths.json alone), onnx or pt2.")] = "torch",
     out: Annotated[Path | None, typer.Option(help="Folder to write to; else RUN/export.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference from PyTorch, relative to outputs above 1.")
     ] = 1e-3,
-    as_json: Annotated[bool, JSON_OPTION] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export the network that a run found, check it on real inputs, and time it beside the original."""
     from bcnet.run.export import export_run

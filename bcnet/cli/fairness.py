@@ -9,7 +9,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from bcnet.cli.console import JSON_OPTION, console, print_json, table
+from bcnet.cli import options
+from bcnet.cli.console import console, print_json, table
 from bcnet.space.widths import WidthVariable, candidates
 from bcnet.supernet.principle import PRINCIPLES, Principle, get_principle
 
@@ -17,12 +18,12 @@ PLOT_WIDTH = 72
 MOST_ROWS = 400
 
 
-def show_fairness(
+def fairness(
     largest: Annotated[int, typer.Option("--max", help="Channels of the layer, l.")] = 64,
-    groups: Annotated[int, typer.Option(help="Groups the channels are divided into, K.")] = 20,
-    base: Annotated[int, typer.Option(help="Smallest width, in groups.")] = 5,
+    groups: Annotated[int, options.GROUPS] = 20,
+    base: Annotated[int, options.BASE] = 5,
     principle: Annotated[str, typer.Option(help="ua, bc, bcv2, bcv2-printed, or all.")] = "bcv2",
-    as_json: Annotated[bool, JSON_OPTION] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Show how often each channel of one layer is used over all its candidate widths."""
     chosen = PRINCIPLES if principle == "all" else (get_principle(principle),)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from bcnet.cli.console import JSON_OPTION, OneLineErrors, console, print_json, table
+from bcnet.cli import options
+from bcnet.cli.console import OneLineErrors, console, print_json, table
 
 recipe_app = typer.Typer(cls=OneLineErrors, help="Recipes: everything a run does, as a file.", no_args_is_help=True)
 
@@ -14,7 +15,7 @@ PLACE_ARGUMENT = typer.Argument(metavar="RECIPE", help="A recipe's name or its f
 
 
 @recipe_app.command("list")
-def list_recipes(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
+def list_recipes(as_json: Annotated[bool, options.JSON] = False) -> None:
     """List the recipes that come with bcnet."""
     from bcnet.run.recipe import Recipe, names
 
@@ -42,7 +43,7 @@ def list_recipes(as_json: Annotated[bool, JSON_OPTION] = False) -> None:
 @recipe_app.command("show")
 def show_recipe(
     place: Annotated[str, PLACE_ARGUMENT] = "digits",
-    as_json: Annotated[bool, JSON_OPTION] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Print a recipe with every key, as YAML to start your own from."""
     from bcnet.run.recipe import Recipe
@@ -55,7 +56,7 @@ def show_recipe(
 
 
 @recipe_app.command("check")
-def check_recipe(place: Annotated[str, PLACE_ARGUMENT]) -> None:
+def check_recipe(place: Annotated[str, PLACE_ARGUMENT], as_json: Annotated[bool, options.JSON] = False) -> None:
     """Say whether a recipe is in order: its keys, its network, and its budgets for that network."""
     from bcnet.models.load import load_model
     from bcnet.run.recipe import Recipe
@@ -66,6 +67,9 @@ def check_recipe(place: Annotated[str, PLACE_ARGUMENT]) -> None:
     latency = needed_latency(space, recipe)
     costs = space.costs if latency is None else {**space.costs, "latency": latency}
     for budgets in ([target] for target in recipe.targets) if recipe.targets else [recipe.budgets]:
-        make_constraints(space, full, costs, budgets).check()
+        feasibility = make_constraints(space, full, costs, budgets).check()
+    if as_json:
+        print_json({"recipe": place, "model": recipe.model, "variables": len(space), **feasibility.to_dict()})
+        return
     text = f"{place} is in order: {recipe.model}, {len(space)} width variables, within {', '.join(recipe.budgets)}"
     console().print(text, soft_wrap=True)

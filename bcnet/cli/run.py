@@ -1,37 +1,29 @@
-"""``bcnet run``, and its stages alone: ``bcnet train``, ``search``, ``retrain``, ``export`` and ``report``."""
+"""``bcnet run``: all stages from a network and a budget to a report."""
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bcnet.cli.console import JSON_OPTION, console, fail, print_json, table
+from bcnet.cli import options
+from bcnet.cli.stage import work
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
     from bcnet.run.recipe import Recipe
     from bcnet.run.session import Run
 
-RUN_ARGUMENT = typer.Argument(metavar="RUN", help="The folder of a run.")
-AGAIN_OPTION = typer.Option("--again", help="Do the stage again, and forget the stages after it.")
-DEVICE_OPTION = typer.Option("--device", help="cpu, cuda, cuda:1, ...; else a GPU where there is one.")
-LOG_OPTION = typer.Option(metavar="tensorboard", help="Also write every curve to RUN/tensorboard.")
 START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "score", "least")
 """Keys whose defaults depend on where networks start."""
 DATA_FORMS = "digits, cifar10:FOLDER or imagefolder:FOLDER"
 
 
-def run_all(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="zoo:NAME, timm:NAME, torchvision:NAME or file.py:NAME.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help=f"{DATA_FORMS}.")] = None,
-    budget: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="flops=50%, params=3M, ...; may be repeated.")
-    ] = None,
+def run(
+    model: Annotated[str | None, options.MODEL] = None,
+    data: Annotated[str | None, options.DATA] = None,
+    budget: Annotated[list[str] | None, options.BUDGET] = None,
     targets: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Several budgets, a slim network for each.")
     ] = None,
@@ -46,17 +38,18 @@ def run_all(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated."),
     ] = None,
-    device: Annotated[str | None, DEVICE_OPTION] = None,
+    device: Annotated[str | None, options.DEVICE] = None,
     until: Annotated[str, typer.Option(metavar="STAGE", help="Stop after this stage.")] = "report",
-    log: Annotated[str, LOG_OPTION] = "",
-    as_json: Annotated[bool, JSON_OPTION] = False,
+    log: Annotated[str, options.LOG] = "",
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Slim a network within a budget: what it has learnt is kept, and the slim networks learn from it.
 
     With nothing said, a small network on the embedded digits is slimmed to half its FLOPs.
     """
     from bcnet.run.pipeline import check_stage
-    from bcnet.run.session import Run, command_line, facts
+    from bcnet.run.session import Run
+    from bcnet.training import distributed
 
     check_stage(until)
     if log not in ("", "tensorboard"):
@@ -65,9 +58,9 @@ def run_all(
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
         more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
         _refuse({**given, **more, "--set": settings})
-        _work(Run(resume, device), until, as_json, log=log)
+        work(Run(resume, device), until, as_json, log=log)
         return
-    options = {
+    changes = {
         "model": model,
         "data": data,
         "budgets": budget,
@@ -77,16 +70,23 @@ def run_all(
         "start": start,
         "seed": seed,
     }
-    chosen = _changed(_base(model, data, recipe), options, settings or [])
-    run = Run(out if out is not None else _new_folder(chosen), device)
-    with run.lock():
-        Run.create(run.folder, chosen, facts(command_line(), chosen, str(run.device)))
+    chosen = _changed(_base(model, data, recipe), changes, settings or [])
+    distributed.start(cpu=device == "cpu")
+    begun = Run(distributed.decide(lambda: out if out is not None else _new_folder(chosen)), device)
+    with begun.lock():
+        distributed.decide(lambda: _create(begun, chosen))
     try:
-        _work(run, until, as_json, log=log)
+        work(begun, until, as_json, log=log)
     except BcnetError:
-        if not run.done("trace"):
-            run.abandon()
+        if not begun.done("trace"):
+            begun.abandon()
         raise
+
+
+def _create(run: Run, recipe: Recipe) -> None:
+    from bcnet.run.session import command_line, facts
+
+    type(run).create(run.folder, recipe, facts(command_line(), recipe, str(run.device)))
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -165,128 +165,3 @@ def _new_folder(recipe: Recipe) -> Path:
             raise BcnetError(f"cannot make {folder} ({error.strerror}): name a folder with --out") from None
         return folder
     raise BcnetError("runs/ is full: name a folder with --out")
-
-
-def _work(run: Run, until: str, as_json: bool, again: bool = False, log: str = "") -> None:
-    """Run the stages up to ``until`` and print what there is."""
-    from bcnet.run.folder import RunFolder
-    from bcnet.run.pipeline import run_stages
-    from bcnet.utils.progress import TensorBoard, shown
-
-    RunFolder.open(run.folder)
-    try:
-        with shown() as screen, run.lock():
-            run.listener = TensorBoard(screen, run.path(log)) if log else screen
-            with closing(run.listener):
-                run_stages(run, until, again)
-    except KeyboardInterrupt:
-        fail(f"stopped, nothing is lost: go on with `bcnet run --resume {run.folder}`", code=130)
-    print_run(run, until, as_json)
-
-
-def print_run(run: Run, until: str, as_json: bool) -> None:
-    """What a run has come to, for people or as JSON."""
-    if as_json:
-        print_json(_summary(run))
-    else:
-        _print_summary(run, until)
-
-
-def _summary(run: Run) -> dict[str, Any]:
-    from bcnet.run.pipeline import STAGES
-
-    result: dict[str, Any] = {"run": str(run.folder), "done": [name for name in STAGES if run.done(name)]}
-    if run.done("compare"):
-        result |= {key: run.read("compare")[key] for key in ("scored_on", "networks")}
-    if run.done("report"):
-        result["report"] = _report_path(run)
-    return result
-
-
-def _report_path(run: Run) -> str | None:
-    path = run.read("report")["path"]
-    return None if path is None else str(run.folder / path)
-
-
-def _print_summary(run: Run, until: str) -> None:
-    from bcnet.report import words
-    from bcnet.run.report import report_data
-
-    out = console()
-    if run.done("targets"):
-        _print_targets(run)
-        return
-    if not run.done("compare"):
-        out.print(f"{until} is done: {run.folder}", soft_wrap=True)
-        return
-    compared, data = run.read("compare"), report_data(run)
-    predicted = all("predicted_ms" in row for row in compared["networks"])
-    rows = [
-        (
-            row["name"],
-            words.score(data, row["score"]),
-            row["costs"]["flops"],
-            row["costs"]["params"],
-            *([f"{row['predicted_ms']:.3g} ms"] if predicted else []),
-            f"{row['latency_ms']:.3g} ms",
-        )
-        for row in compared["networks"]
-    ]
-    budgets = ", ".join(run.recipe.budgets)
-    images = "test" if compared["scored_on"] == "test" else "validation"
-    table(
-        f"{run.recipe.model} within {budgets}, {_began(run)}; {data.metric} on {images} images",
-        [
-            "network",
-            data.metric,
-            "FLOPs",
-            "parameters",
-            *(["latency, predicted", "latency, measured"] if predicted else ["latency"]),
-        ],
-        rows,
-    )
-    for sentence in words.comparison(data):
-        out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
-    report = _report_path(run) if run.done("report") else None
-    out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
-
-
-def _began(run: Run) -> str:
-    return "weights inherited" if run.recipe.start == "trained" else "trained from scratch"
-
-
-def _print_targets(run: Run) -> None:
-    """One line for every target: what ships, and uniform scaling beside it."""
-    rows = []
-    for target in run.read("targets")["targets"]:
-        slim, uniform = target["networks"][target["chosen"]], target["networks"].get("uniform")
-        figures = (f"{slim['score']:.4f}", f"{uniform['score']:.4f}" if uniform else "-")
-        rows.append((target["budget"], target["chosen"], *figures, slim["costs"]["flops"], slim["costs"]["params"]))
-    title = f"{run.recipe.model}, {_began(run)}: a slim network for every target"
-    table(title, ["target", "ships", "score", "uniform", "FLOPs", "parameters"], rows)
-    report = _report_path(run) if run.done("report") else None
-    console().print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
-
-
-def _stage_command(name: str, about: str) -> Any:
-    def command(
-        run: Annotated[Path, RUN_ARGUMENT],
-        again: Annotated[bool, AGAIN_OPTION] = False,
-        device: Annotated[str | None, DEVICE_OPTION] = None,
-        as_json: Annotated[bool, JSON_OPTION] = False,
-    ) -> None:
-        from bcnet.run.session import Run
-
-        _work(Run(run, device), name, as_json, again)
-
-    command.__doc__ = f"{about} Earlier stages that are not done yet are done first."
-    return command
-
-
-def add_run_commands(app: typer.Typer) -> None:
-    """The commands of this module."""
-    app.command("run")(run_all)
-    app.command("train")(_stage_command("train", "Train the supernet of a run."))
-    app.command("search")(_stage_command("search", "Search the widths of a run."))
-    app.command("retrain")(_stage_command("retrain", "Train what a run found, and what it is compared with."))
-    app.command("report")(_stage_command("report", "Write the report of a run."))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from bcnet.errors import BcnetError
+from bcnet.utils.settings import Count, Flag, Natural, checked
 
 
+@checked
 @dataclass(frozen=True)
 class LoadOptions:
     """Loading and augmentation; ``None`` means the data set's own choice.
@@ -20,28 +21,12 @@ class LoadOptions:
     ``image_size``, ``channels`` (3 colour, 1 grey) and ``workers`` (loading processes) are for image folders.
     """
 
-    batch_size: int = 256
-    eval_batch_size: int = 2048
-    crop: int | None = None
-    flip: bool | None = None
-    cutout: int = 0
-    channels_last: bool = False
-    image_size: int = 224
-    channels: int = 3
-    workers: int = 4
-
-    def __post_init__(self) -> None:
-        least = {"batch_size": 1, "eval_batch_size": 1, "crop": 0, "cutout": 0, "image_size": 1, "workers": 0}
-        for field in fields(self):
-            value: Any = getattr(self, field.name)
-            if value is None and field.name in ("crop", "flip"):
-                continue
-            if field.name in ("flip", "channels_last"):
-                if not isinstance(value, bool):
-                    raise BcnetError(f"{field.name} must be true or false, got {value!r:.40}")
-            elif not isinstance(value, int) or isinstance(value, bool):
-                raise BcnetError(f"{field.name} must be a whole number, got {value!r:.40}")
-            elif value < least.get(field.name, value):
-                raise BcnetError(f"{field.name} is {value}, but it must be at least {least[field.name]}")
-        if self.channels not in (1, 3):
-            raise BcnetError(f"channels is {self.channels}, but image folders are read in 3 (colour) or 1 (grey)")
+    batch_size: Count = 256
+    eval_batch_size: Count = 2048
+    crop: Natural | None = None
+    flip: Flag | None = None
+    cutout: Natural = 0
+    channels_last: Flag = False
+    image_size: Count = 224
+    channels: Literal[1, 3] = 3
+    workers: Natural = 4

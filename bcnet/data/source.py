@@ -73,18 +73,6 @@ class Data:
     shape: tuple[int, int, int] | None = None
     classes: int | None = None
 
-    def check(self, channels: int, classes: int) -> None:
-        """A :class:`BcnetError` where a network of so many input channels and logits does not suit this data."""
-        if self.shape is not None and self.shape[0] != channels:
-            raise BcnetError(
-                f"the network takes images of {channels} channels, but those of {self.name} have {self.shape[0]}: "
-                "change its first layer, or the option channels where an image folder is read"
-            )
-        if self.classes is not None and self.classes != classes:
-            raise BcnetError(
-                f"the network gives {classes} logits, but {self.name} has {self.classes} classes: change its last layer"
-            )
-
 
 def split(labels: Index, fraction: float, seed: int) -> tuple[Index, Index]:
     """Indices (train, validation) of a training set: ``fraction`` of every class, as evenly as whole images allow.

@@ -88,14 +88,14 @@ class LatencyTable:
     def to_json(self) -> str:
         data = asdict(self)
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in data.items()}
-        return json.dumps({"format": "bcnet.latency.compare", "version": FORMAT_VERSION, **plain})
+        return json.dumps({"format": "bcnet.latency", "version": FORMAT_VERSION, **plain})
 
     @classmethod
     def from_json(cls, text: str) -> LatencyTable:
         """The inverse of :meth:`to_json`; a text of another format or version is an error."""
         try:
             data = json.loads(text)
-            if data.pop("format") != "bcnet.latency.compare" or data.pop("version") != FORMAT_VERSION:
+            if data.pop("format") != "bcnet.latency" or data.pop("version") != FORMAT_VERSION:
                 raise ValueError
             networks = tuple(Measured(**{**m, "widths": tuple(m["widths"])}) for m in data.pop("networks"))
             facts, layers = data.pop("facts"), tuple(data.pop("layers"))

@@ -10,32 +10,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+from bcnet.utils.settings import Count, Positive, checked
 
 LEAST_RUNS, MOST_RUNS = 5, 50
 
 
+@checked
 @dataclass(frozen=True)
 class TimingConfig:
     """How to measure: ``batch`` inputs at once, ``threads`` of the CPU (torch's own number where left out),
     ``backend`` torch or onnxruntime, and up to ``seconds`` for each figure."""
 
-    batch: int = 1
-    threads: int | None = None
-    backend: str = "torch"
-    seconds: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.batch < 1 or (self.threads is not None and self.threads < 1) or not self.seconds > 0:
-            raise BcnetError("latency needs a batch, a number of threads and seconds above zero")
-        if self.backend not in ("torch", "onnxruntime"):
-            raise BcnetError(f"unknown latency backend {self.backend!r:.40}: choose torch or onnxruntime")
+    batch: Count = 1
+    threads: Count | None = None
+    backend: Literal["torch", "onnxruntime"] = "torch"
+    seconds: Positive = 0.02
 
     def facts(self, device: torch.device) -> dict[str, Any]:
         """What a latency is worth nothing without: where and how it was measured."""

@@ -99,20 +99,6 @@ def load_model(
     raise BcnetError(f"unknown source {kind!r:.60} of a model: write {_FORMS}")
 
 
-def zoo_space(
-    name: str,
-    *,
-    groups: int = 20,
-    base: int = 1,
-    round_to: int = 1,
-    ignore: Iterable[str] = (),
-    squeeze: bool = False,
-) -> NetworkSpace:
-    """The width space of a network of the zoo; its variables are the zoo's own, in their order."""
-    source = load_model(f"zoo:{name}")
-    return source.space(groups=groups, base=base, round_to=round_to, ignore=ignore, squeeze=squeeze)
-
-
 def parse_shape(text: str) -> Shape:
     """``"3,224,224"`` as (C, H, W)."""
     numbers = re.fullmatch("([0-9]{1,9}),([0-9]{1,9}),([0-9]{1,9})", text.replace(" ", ""))

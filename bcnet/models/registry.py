@@ -7,7 +7,7 @@ import importlib
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bcnet.errors import BcnetError
 from bcnet.models import plans
@@ -42,6 +42,11 @@ class ZooModel:
     @property
     def variables(self) -> tuple[str, ...]:
         return tuple(v.name for v in self.order if not v.fixed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What can be said of it without building it."""
+        facts = {"name": self.name, "input": self.input_shape, "classes": self.classes, "variables": len(self.widths)}
+        return {**facts, "flops": self.flops, "params": self.params, "about": self.about}
 
     @property
     def builder(self) -> Callable[..., nn.Module]:

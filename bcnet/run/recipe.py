@@ -7,8 +7,8 @@ answered in one sentence that names the key. Where a recipe is silent, the defau
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
 from bcnet.training.retraining import Distillation, RandomBaseline
+from bcnet.utils.settings import BelowOne, Count, checked, sentence
 
 FORMAT_VERSION = 1
 Compared = Literal[
@@ -36,18 +37,13 @@ FOLDER = Path(__file__).parent / "recipes"
 LARGEST_FILE = 2**20  # bytes; far more than any recipe needs
 
 
+@checked
 @dataclass(frozen=True)
 class Prior:
     """The prior population: from the ``best`` widths trained, after the first ``after`` (a share) of the steps."""
 
-    best: int = 100
-    after: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.best < 1:
-            raise BcnetError(f"best is {self.best}, but it must be at least 1")
-        if not 0 <= self.after < 1:
-            raise BcnetError(f"after is {self.after}, but it must lie in [0, 1)")
+    best: Count = 100
+    after: BelowOne = 0.0
 
 
 @dataclass(frozen=True)
@@ -267,53 +263,12 @@ def _first_line(error: yaml.YAMLError) -> str:
     return f"{problem} in line {mark.line + 1}" if mark else problem
 
 
-_MUST_BE = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "a text",
-    "tuple": "a list",
-    "dataclass_type": "a group of settings, `key: value`",
-    "model_type": "a group of settings, `key: value`",
-}
-_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-
-
 def _sentence(error: ValidationError) -> str:
     """The first mistake of a recipe: its key, and what it must be."""
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    kind, value, context = first["type"], first["input"], first.get("ctx", {})
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return _unknown(first["loc"])
-    if kind == "missing":
-        owner, _, number = key.rpartition(".")
-        return f"{owner} has too few numbers" if number.isdigit() else f"{key} is missing: a recipe must name it"
-    if kind == "value_error":
-        text = str(context["error"])
-        return f"{key}.{text}" if key and not text.startswith(key) else text
-    if kind == "literal_error":
-        return f"{key} is {value!r:.40}, but it must be {context['expected']}"
-    if kind == "too_short":
-        return f"{key} is empty, but it needs at least {context['min_length']}"
-    for bound, words in _BOUNDS.items():
-        if bound in context:
-            return f"{key} is {value!r:.40}, but it must be {words} {context[bound]:g}"
-    for prefix, meaning in _MUST_BE.items():
-        if kind.startswith(prefix):
-            return f"{key} is {value!r:.40}, but it must be {meaning}"
-    return f"{key} is {value!r:.40}, but {first['msg'][0].lower()}{first['msg'][1:]}"
-
-
-def _unknown(place: Iterable[str | int]) -> str:
-    *path, last = [str(part) for part in place]
-    owner: Any = Recipe
-    for part in path:
-        owner = _default(owner, part)
-    known = [f.name for f in fields(owner)] if is_dataclass(owner) else list(Recipe.model_fields)
-    near = difflib.get_close_matches(last[:80], known, n=1, cutoff=0.6)
-    guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    return f"unknown key {'.'.join([*path, last])}: {guess}"
+    *path, _ = error.errors(include_url=False)[0]["loc"] or ("",)
+    owner = _GROUPS.get(str(path[0])) if path else None
+    known = [f.name for f in fields(owner)] if owner else list(Recipe.model_fields)
+    return sentence(error, known)
 
 
 _SCRATCH: dict[str, Any] = {
@@ -339,7 +294,3 @@ _GROUPS: dict[str, Any] = {
     "distillation": Distillation,
     "random": RandomBaseline,
 }
-
-
-def _default(owner: Any, part: str) -> Any:
-    return _GROUPS.get(part, owner) if owner is Recipe else owner

@@ -6,7 +6,7 @@ from bcnet.search.driver import STRATEGIES, SearchResult, search
 from bcnet.search.finalists import Finalist, measure_finalists
 from bcnet.search.ledger import SearchProgress
 from bcnet.search.predictors.log_width import LogWidthModel
-from bcnet.search.prior.population import LossLog, PotentialErrors, PriorReport, prior_population
+from bcnet.search.prior.population import PathLosses, PotentialErrors, PriorReport, potential_errors, prior_population
 from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial, best_of, best_so_far, front_of
 
@@ -17,7 +17,7 @@ __all__ = [
     "Feasibility",
     "Finalist",
     "LogWidthModel",
-    "LossLog",
+    "PathLosses",
     "PotentialErrors",
     "PriorReport",
     "SearchConfig",
@@ -31,6 +31,7 @@ __all__ = [
     "front_of",
     "measure_finalists",
     "parse_budget",
+    "potential_errors",
     "prior_population",
     "search",
 ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
 
 from bcnet.errors import BcnetError
+from bcnet.utils.settings import Count, Natural, Share, Whole, checked
 
 FORMAT_VERSION = 1
-CHOICES = ("score", "log-width")
 
 
+@checked
 @dataclass(frozen=True)
 class SearchConfig:
     """What to search with. ``SearchConfig()`` is what we recommend; :meth:`paper` is the paper's NSGA-II.
@@ -20,44 +23,35 @@ class SearchConfig:
     """
 
     strategy: str = "evolution"
-    evaluations: int = 2000
-    population: int = 40
-    seed: int = 0
+    evaluations: Count = 2000
+    population: Annotated[Whole, Field(ge=2)] = 40
+    seed: Natural = 0
     feasible_only: bool = True
     """Offspring that break a budget are shrunk until they hold it, so none is scored in vain."""
-    pool: int = 4
+    pool: Count = 4
     """Offspring made for each one scored: a surrogate picks the most promising. 1: no surrogate."""
-    climbers: int = 10
+    climbers: Natural = 10
     """How many of the best widths, and of the front, climb on the surrogate into that pool."""
-    explore: float = 1.0
+    explore: Share = 1.0
     """How far the surrogate's doubt is explored: 1 draws it from its posterior, 0 trusts its likeliest guess."""
-    front_share: float = 0.25
+    front_share: Share = 0.25
     """The share of each generation picked for the Pareto front rather than for the best score."""
-    choose: str = "score"
+    choose: Literal["score", "log-width"] = "score"
     """What decides: the best ``score``, or the ``log-width`` model fitted to all scores, whose best configuration is
     scored last (:class:`~bcnet.search.predictors.log_width.LogWidthModel`). The model is for scores that err, as a
     supernet's do; ``greedy`` and ``uniform`` end where they end."""
-    effective: float = 2.0
+    effective: Annotated[float, Field(ge=1)] = 2.0
     """Prior population: the effective number of candidates per variable to sample from."""
     executor: str = "here"
-    workers: int = 1
+    workers: Count = 1
 
-    def __post_init__(self) -> None:
-        for name, least in (("evaluations", 1), ("population", 2), ("pool", 1), ("climbers", 0), ("workers", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise BcnetError(f"{name} is {value!r:.40}, but it must be a whole number of at least {least}")
-        for name in ("explore", "front_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BcnetError(f"{name} is {getattr(self, name)}, but it must lie in 0..1")
-        if self.choose not in CHOICES:
-            raise BcnetError(f"choose is {self.choose!r:.40}, but it must be one of {', '.join(CHOICES)}")
+    @model_validator(mode="after")
+    def _fits_together(self) -> SearchConfig:
         if self.by_log_width and self.evaluations < 2:
             raise BcnetError(
                 "evaluations is 1, but the log-width model needs one to fit and one to try: give at least 2"
             )
-        if not self.effective >= 1:
-            raise BcnetError(f"effective is {self.effective}, but a variable has at least 1 effective candidate")
+        return self
 
     @classmethod
     def paper(cls, **settings: Any) -> SearchConfig:
@@ -67,7 +61,12 @@ class SearchConfig:
     @property
     def by_log_width(self) -> bool:
         """Whether the log-width model decides."""
-        return self.choose == "log-width" and self.strategy in ("evolution", "random")
+        return self.choose == "log-width" and self.strategy in ("evolution", "random", "enumerate")
+
+    @property
+    def room(self) -> int:
+        """How many evaluations are left for the strategy."""
+        return self.evaluations - int(self.by_log_width)
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide which widths are asked for; where they are scored does not, nor does how many
@@ -85,8 +84,4 @@ class SearchConfig:
         version = settings.pop("version", FORMAT_VERSION)
         if version != FORMAT_VERSION:
             raise BcnetError(f"these search settings have version {version!r}, but this bcnet reads {FORMAT_VERSION}")
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(settings) - known)
-        if unknown:
-            raise BcnetError(f"unknown search setting {unknown[0]!r}: choose from {', '.join(sorted(known))}")
         return cls(**settings)

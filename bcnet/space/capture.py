@@ -30,9 +30,10 @@ class Capture:
     """A network as a graph of operators; parameters and buffers are placeholders.
 
     ``state_of`` maps a placeholder's name to the name of its parameter or buffer, ``inputs`` are the
-    placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, and
-    ``dynamic`` says whether the graph takes other batch sizes too. ``output`` is how the outputs are put
-    together; ``adapted`` says that they are only what an adapter picks of them. ``parts`` are graphs within the graph.
+    placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, ``given`` what
+    the network was called with, and ``dynamic`` says whether the graph takes other batch sizes too. ``output``
+    is how the outputs are put together; ``adapted`` says that they are only what an adapter picks of them.
+    ``parts`` are graphs within the graph.
     """
 
     graph: fx.Graph
@@ -40,6 +41,7 @@ class Capture:
     constants: dict[str, Tensor]
     inputs: tuple[str, ...]
     batch: int
+    given: Arguments
     dynamic: bool
     output: TreeSpec
     adapted: bool = False
@@ -60,14 +62,20 @@ def capture(
 ) -> Capture:
     """Export ``model``, in evaluation mode by default, on ``example`` (see :func:`arguments`)."""
     given = checked(model, example)
-    batch = tensors_in(given)[0].shape[0]
-    network = duplicate(model).train(training)
-    result = _run(network, given)
+    result = _run(duplicate(model).train(training), given)
     foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
-    if output is not None or foreign:
-        plain, adapt = network.forward, output or logits
-        network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))  # type: ignore[method-assign]
-    program, dynamic = _captured(network, given)
+    adapt = output if output is not None else logits if foreign else None
+
+    def fresh() -> nn.Module:
+        """A copy that has not run yet, so that it holds nothing of an earlier batch."""
+        network = duplicate(model).train(training)
+        if adapt is not None:
+            plain = network.forward
+            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))  # type: ignore[method-assign]
+        return network
+
+    program, given, dynamic = _captured(fresh, given)
+    batch = tensors_in(given)[0].shape[0]
     if not dynamic and not training:
         warnings.warn(
             f"the forward of {type(model).__name__} does other things for other batch sizes, so that its graph takes "
@@ -84,24 +92,37 @@ def capture(
         {name: program.constants[target].detach() for name, target in lifted.items()},
         tuple(str(name) for name in signature.user_inputs),
         batch,
+        given,
         dynamic,
         program.call_spec.out_spec,  # type: ignore[arg-type]
-        output is not None or foreign,
+        adapt is not None,
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
     )
 
 
-def _captured(network: nn.Module, given: Arguments) -> tuple[torch.export.ExportedProgram, bool]:
-    """The exported network, and whether it takes any batch size."""
-    with contextlib.suppress(Exception):  # any failure is tried once more with fixed sizes, and that one is reported
-        program = _export(network, given, dynamic=True)
-        if not _frozen(program):
-            return program, True
+def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.export.ExportedProgram, Arguments, bool]:
+    """The exported network, what it was exported on, and whether it takes any batch size."""
+    for tried in (given, one_more(given)):  # a network that remembers a batch size takes that for a fixed one
+        with contextlib.suppress(Exception):  # any failure is tried with fixed sizes, and that one is reported
+            program = _export(fresh(), tried, dynamic=True)
+            if not _frozen(program):
+                return program, tried, True
     try:
+        network = fresh()
         program = _export(network, given, dynamic=False)
     except Exception as error:
         raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {_cause(error)}") from error
-    return program, _free_batch(program, network, given)
+    return program, given, _free_batch(program, fresh, given)
+
+
+def one_more(given: Arguments) -> Arguments:
+    """The arguments with one image more."""
+    batch = tensors_in(given)[0].shape[0]
+
+    def grown(leaf: Any) -> Any:
+        return torch.cat([leaf, leaf[:1]]) if isinstance(leaf, Tensor) and leaf.shape[:1] == (batch,) else leaf
+
+    return tree_map(grown, given)  # type: ignore[no-any-return]
 
 
 def _frozen(program: torch.export.ExportedProgram) -> bool:
@@ -112,15 +133,14 @@ def _frozen(program: torch.export.ExportedProgram) -> bool:
     return not any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes)
 
 
-def _free_batch(program: torch.export.ExportedProgram, network: nn.Module, given: Arguments) -> bool:
+def _free_batch(program: torch.export.ExportedProgram, fresh: Callable[[], nn.Module], given: Arguments) -> bool:
     """Free a graph of the batch size it was frozen at, and say whether that could be done.
 
     Its twin for one image more shows which numbers depend on the batch: ``a + b * batch`` takes their place.
     """
     batch = tensors_in(given)[0].shape[0]
-    more = tree_map(lambda t: torch.cat([t, t[:1]]) if isinstance(t, Tensor) and t.shape[:1] == (batch,) else t, given)
     try:
-        twin = _export(network, more, dynamic=False).graph
+        twin = _export(fresh(), one_more(given), dynamic=False).graph
     except Exception:  # a network that takes no other batch size keeps the one it has
         return False
     pairs = list(zip(program.graph.nodes, twin.nodes, strict=False))

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from bcnet.errors import BcnetError
-from bcnet.space.capture import Arguments, tensors_in
+from bcnet.space.capture import one_more, tensors_in
 from bcnet.space.counting import products
 from bcnet.space.operators.table import name_of
 from bcnet.space.resize import shape_at, sliced
@@ -43,17 +42,7 @@ def self_check(space: NetworkSpace) -> None:
     with modes[0], modes[1], FlopCounterMode(display=False) as counter:
         _Inspector(network, nodes, space, units, counter).run(*tensors_in(space.inputs))
         if space.graph.dynamic:
-            more = tensors_in(_one_more(space.inputs, space.graph.batch))
-            _Inspector(network, nodes, space, None, counter).run(*more)
-
-
-def _one_more(inputs: Arguments, batch: int) -> Any:
-    """The inputs with one image more."""
-
-    def grown(leaf: Any) -> Any:
-        return torch.cat([leaf, leaf[:1]]) if isinstance(leaf, Tensor) and leaf.shape[:1] == (batch,) else leaf
-
-    return tree_map(grown, inputs)
+            _Inspector(network, nodes, space, None, counter).run(*tensors_in(one_more(space.inputs)))
 
 
 def _check_slices(space: NetworkSpace, units: list[int]) -> None:

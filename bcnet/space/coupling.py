@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -41,13 +41,17 @@ class Coupled:
 
 @dataclass(frozen=True)
 class Coupling:
-    """Width variables of a network, the axes of its parameters, and the sizes in its graph."""
+    """Width variables of a network, the axes of its parameters, and the sizes in its graph.
+
+    ``training`` is the same with the sizes of the graph of the training mode, where there is one of its own.
+    """
 
     variables: tuple[Coupled, ...]
     axes: Mapping[str, tuple[Axis, ...]]
     sizes: Mapping[str, tuple[tuple[Size, ...], ...]]
     prefixes: Mapping[str, Callable[[int, int], Size]]
     fixed: tuple[tuple[str, str], ...]
+    training: Coupling | None = None
 
     def full(self, node: str, axis: int) -> int:
         """The size of an axis of a node's output in the captured network."""
@@ -70,13 +74,14 @@ def couple(
     walk = Walk(capture, state, kernels)
     walk.propagate()
     used = {walk.tied[name] for name in capture.used}
+    also = None
     if training is not None:
         also = Walk(training, state, kernels, walk)
         also.propagate()
         used |= {walk.tied[name] for name in training.used}
     _fix_dead_ends(walk, used)
     _fix_ignored(walk, tuple(ignore))
-    return _Grouping(walk).result()
+    return _Grouping(walk, also).result()
 
 
 def _fix_dead_ends(walk: Walk, used: set[str]) -> None:
@@ -123,8 +128,8 @@ def _nothing_varies(fixed: tuple[tuple[str, str], ...]) -> str:
 class _Grouping:
     """Turns classes of labels into variables, axes and sizes; fixes what is too irregular to vary."""
 
-    def __init__(self, walk: Walk):
-        self.walk = walk
+    def __init__(self, walk: Walk, also: Walk | None = None):
+        self.walk, self.also = walk, also
         self.order = self._first_uses()
 
     def result(self) -> Coupling:
@@ -140,7 +145,11 @@ class _Grouping:
         fixed = self._fixed()
         if not self.counts:
             raise BcnetError(_nothing_varies(fixed))
-        return Coupling(self._variables(), self._axes, self._sizes(), self._prefixes(), fixed)
+        coupling = Coupling(self._variables(), self._axes, self._sizes(self.walk), self._prefixes(self.walk), fixed)
+        if self.also is None:
+            return coupling
+        training = replace(coupling, sizes=self._sizes(self.also), prefixes=self._prefixes(self.also))
+        return replace(coupling, training=training)
 
     def _first_uses(self) -> list[Dim]:
         """Parameter dimensions in the order of first use in the forward pass."""
@@ -187,7 +196,7 @@ class _Grouping:
                 shape = self.walk.state[name].shape
                 row = axes.setdefault(name, [parse(np.full((n, 2), -1), []) for n in shape])  # type: ignore[misc]
                 row[axis] = found
-        for node, value in self.walk.values.items():
+        for node, value in (self.walk.values | (self.also.values if self.also else {})).items():
             for v in values_in(value):
                 for axis in range(len(v.shape)):
                     size = self._size(v, axis)
@@ -225,18 +234,18 @@ class _Grouping:
                 terms.append((v, n // self.counts[v]))
         return Size(constant, tuple(terms))
 
-    def _sizes(self) -> dict[str, tuple[tuple[Size, ...], ...]]:
+    def _sizes(self, walk: Walk) -> dict[str, tuple[tuple[Size, ...], ...]]:
         """Node name to the sizes of its output axes (one row per output tensor)."""
         sizes = {}
-        for node, value in self.walk.values.items():
+        for node, value in walk.values.items():
             rows = [tuple(self._size(v, a) for a in range(len(v.shape))) for v in values_in(value)]
             sizes[node.name] = tuple(rows)
         return sizes  # type: ignore[return-value]
 
-    def _prefixes(self) -> dict[str, Callable[[int, int], Size]]:
+    def _prefixes(self, walk: Walk) -> dict[str, Callable[[int, int], Size]]:
         """Node name to a function (axis, position) -> how many channels lie before that position."""
         found: dict[str, Callable[[int, int], Size]] = {}
-        for node, value in self.walk.values.items():
+        for node, value in walk.values.items():
             if isinstance(value, Value) and value.layers:
                 found[node.name] = partial(self._prefix, value)
         return found

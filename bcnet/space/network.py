@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
-from bcnet.space.capture import Capture, Example, arguments, capture, checked, tensors_in
+from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in
 from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import flops, parameters, peak_memory
@@ -56,13 +56,15 @@ def trace(
     graph = capture(model, example, output=output)
     state = _state(model)
     used = {id(state[name]) for name in graph.used}
-    unused = any(isinstance(p, nn.Parameter) and id(p) not in used for p in state.values())
+    unused = any(p.dim() and id(p) not in used for p in state.values())
     training = None
     if unused:  # a layer for training only; what cannot be captured there stays as it is
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
     coupling = couple(graph, state, ignore, training, _kernels(model))
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
+    if unused:
+        space.learn_training(training)
     if check:
         self_check(space)
     return space
@@ -111,7 +113,7 @@ class NetworkSpace(WidthSpace):
         super().__init__(variables, steps)
         self.model, self.graph, self.coupling, self.init = model, graph, coupling, init
         self.example = tuple(tensors_in(arguments(example)))
-        self.inputs, self.output = checked(model, example), output or logits
+        self.inputs, self.output = graph.given, output or logits
         self.fixed = coupling.fixed
         self.slots = slots(graph, coupling)
         self.costs: dict[str, Cost] = {
@@ -121,6 +123,13 @@ class NetworkSpace(WidthSpace):
         }
         self._attributes = find_attributes(model, self.slots)
         self._own_class: bool | None = None
+        self._trains_otherwise = False
+
+    def learn_training(self, graph: Capture | None) -> None:
+        """The network has layers for training only, whose ``graph`` says which attributes hold sizes there."""
+        self._trains_otherwise = True
+        if graph is not None and self.coupling.training is not None:
+            self._attributes = find_attributes(self.model, [*self.slots, *slots(graph, self.coupling.training)])
 
     def units(self, widths: ArrayLike) -> list[int]:
         """Widths (L,) in units of their variables; widths beyond ``l`` are fine here (a supernet's total)."""
@@ -201,7 +210,8 @@ class NetworkSpace(WidthSpace):
         """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes, or
         with its units ``kept``."""
         given = _state(source)
-        total = self.total_units({name: tensor.shape for name, tensor in given.items()})
+        known: list[int] | None = getattr(source, "total_units", None)  # a supernet knows what it holds
+        total = known or self.total_units({name: tensor.shape for name, tensor in given.items()})
         units = self.units(widths)
         for name, tensor in _state(network).items():
             if name.startswith(CONSTANT) and name.removeprefix(CONSTANT) in self.graph.constants:
@@ -270,6 +280,9 @@ class NetworkSpace(WidthSpace):
             self.copy_weights(own, widths, self.model)
             found = own.eval()(*args, **kwargs)
             found = self.output(found) if self.graph.adapted else found
+            if self._trains_otherwise:
+                with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
+                    own.train()(*args, **kwargs)
         except Exception as error:
             return (str(error).splitlines() or [type(error).__name__])[0][:160]
         pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))

@@ -190,6 +190,15 @@ class WidthSpace:
         columns = [table[index[..., i]] for i, table in enumerate(self._tables)]
         return np.stack(columns, axis=-1)
 
+    def floor(self, widths: ArrayLike) -> Widths:
+        """The widest candidates that are nowhere wider than ``widths`` (..., L); the narrowest where none is."""
+        rows = np.asarray(widths)
+        columns = [
+            np.asarray(v.candidates)[np.maximum(np.searchsorted(v.candidates, rows[..., i], side="right") - 1, 0)]
+            for i, v in enumerate(self.variables)
+        ]
+        return np.stack(columns, axis=-1).astype(np.int64)
+
     def encode(self, widths: ArrayLike) -> NDArray[np.int64]:
         """Widths (..., L) to candidate indices (..., L); a width that is no candidate is an error."""
         given = self.check(widths)

@@ -17,9 +17,9 @@ from typing import Literal
 
 import numpy as np
 
-from bcnet.errors import BcnetError
 from bcnet.space.widths import Widths, WidthSpace
 from bcnet.supernet.principle import Principle, Side
+from bcnet.utils.settings import Count, Share, checked
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Path:
     learns: Literal["labels", "teacher"] = "labels"
 
 
+@checked
 @dataclass(frozen=True)
 class PathSampling:
     """``draws`` widths are sampled uniformly a step; ``complement`` adds the complement of each; ``sides``
@@ -40,19 +41,11 @@ class PathSampling:
     steps whose first draw is the widest network instead, and its complement the narrowest (without complements: one
     of the two): weights between channels of opposite ends are in few other paths."""
 
-    draws: int = 1
+    draws: Count = 1
     complement: bool = True
     sides: Literal["both", "alternate", "left"] = "both"
     sandwich: bool = False
-    extremes: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise BcnetError(f"draws is {self.draws}, but a step needs at least 1 width")
-        if self.sides not in ("both", "alternate", "left"):
-            raise BcnetError(f"sides is {self.sides!r}, but it must be both, alternate or left")
-        if not 0 <= self.extremes <= 1:
-            raise BcnetError(f"extremes is {self.extremes}, but it must lie in 0..1")
+    extremes: Share = 0.0
 
     def paths(self, step: int, rng: np.random.Generator, space: WidthSpace, principle: Principle) -> list[Path]:
         """The paths of ``step``, the widest first where it is the teacher."""

@@ -23,6 +23,7 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.training.loop import Loop, Progress
 from bcnet.training.optim import Optimisation
 from bcnet.training.task import Task
+from bcnet.utils.settings import Natural, NotNegative, checked
 
 __all__ = ["Progress", "StepEngine", "SupernetTraining", "Trained", "train_supernet"]
 
@@ -45,6 +46,7 @@ class StepEngine(Protocol):
         """Losses (p,) of the paths; the gradients of their sum by ``weights`` are added to the parameters'."""
 
 
+@checked
 @dataclass(frozen=True)
 class SupernetTraining:
     """How a supernet is trained.
@@ -55,18 +57,10 @@ class SupernetTraining:
 
     sampling: PathSampling = field(default_factory=PathSampling)
     optimisation: Optimisation = field(default_factory=Optimisation)
-    seed: int = 0
+    seed: Natural = 0
     backward: Literal["path", "step"] = "path"
-    checkpoint_minutes: float = 5.0
+    checkpoint_minutes: NotNegative = 5.0
     channels_last: bool = True
-
-    def __post_init__(self) -> None:
-        if self.backward not in ("path", "step"):
-            raise BcnetError(f"backward is {self.backward!r}, but it must be path or step")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise BcnetError(f"seed is {self.seed!r}, but it must be a whole number of at least 0")
-        if not self.checkpoint_minutes >= 0:
-            raise BcnetError(f"checkpoint_minutes is {self.checkpoint_minutes}, but it must not be negative")
 
 
 @dataclass(frozen=True)

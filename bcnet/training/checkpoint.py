@@ -4,8 +4,8 @@ A checkpoint is a folder ``checkpoint-000012`` of three files: ``tensors.safeten
 ``manifest.json`` with the size and checksum of both. It is written under another name, flushed to the disk and
 then renamed, so that it is there as a whole or not at all; the one before it is kept as well.
 
-``pack`` turns a tree of dicts, lists, numbers and tensors (a model's or an optimizer's ``state_dict``, random
-states) into the two things ``save`` takes, and ``unpack`` turns what ``load`` gives back into the same tree.
+``pack`` turns a tree of dicts, lists, numbers and tensors (a model's or an optimizer's
+``state_dict``) into the two things ``save`` takes, and ``unpack`` turns what ``load`` gives back into the same tree.
 """
 
 from __future__ import annotations
@@ -192,37 +192,3 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind not in ("$tensor", "$array"):
         raise ValueError(kind)
     return tensors[content] if kind == "$tensor" else tensors[content].numpy()
-
-
-def random_states(**generators: np.random.Generator | torch.Generator) -> dict[str, Any]:
-    """The states of torch's global generators (CPU and every GPU) and of those given by name, as a tree."""
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else [],
-        "named": {
-            name: g.bit_generator.state if isinstance(g, np.random.Generator) else g.get_state()
-            for name, g in generators.items()
-        },
-    }
-
-
-def restore_random_states(states: dict[str, Any], **generators: np.random.Generator | torch.Generator) -> None:
-    """Put :func:`random_states` back; the names must be those it was given."""
-    try:
-        if set(states["named"]) != set(generators):
-            raise KeyError
-        torch.set_rng_state(states["torch"])
-        for name, generator in generators.items():
-            if isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = states["named"][name]
-            else:
-                generator.set_state(states["named"][name])
-        on_gpus = states["cuda"]
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        raise BcnetError("the random states in this checkpoint do not fit the generators of this run") from None
-    if len(on_gpus) > torch.cuda.device_count():
-        warnings.warn(
-            "the checkpoint was made on more GPUs than there are: the run goes on, but differently", stacklevel=2
-        )
-    for device, state in zip(range(torch.cuda.device_count()), on_gpus, strict=False):
-        torch.cuda.set_rng_state(state, device)

@@ -9,14 +9,18 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+from bcnet.utils.settings import BelowOne, Count, NotNegative, Positive, checked
 
 
+@checked
 @dataclass(frozen=True)
 class Optimisation:
     """How weights are learnt.
@@ -29,47 +33,34 @@ class Optimisation:
     layers before a batch norm bear any.
     """
 
-    epochs: int = 20
+    epochs: Count = 20
     optimizer: Literal["sgd", "rmsprop"] = "sgd"
-    lr: float = 0.1
-    final_lr: float = 0.0
-    momentum: float = 0.9
+    lr: Positive = 0.1
+    final_lr: NotNegative = 0.0
+    momentum: BelowOne = 0.9
     nesterov: bool = True
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     decay_all: bool = True
     schedule: Literal["cosine", "step", "exponential"] = "cosine"
     milestones: tuple[int, ...] = ()
-    gamma: float = 0.1
-    every: float = 1.0
-    warmup: float = 0.0
-    label_smoothing: float = 0.0
-    ema: float = 0.0
-    clip: float = 0.0
-    head: float = 0.0
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    every: Positive = 1.0
+    warmup: NotNegative = 0.0
+    label_smoothing: BelowOne = 0.0
+    ema: BelowOne = 0.0
+    clip: NotNegative = 0.0
+    head: NotNegative = 0.0
     bf16: bool = False
 
-    def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip((0, *self.milestones), self.milestones, strict=False))
-        checks = {
-            "epochs": (isinstance(self.epochs, int) and self.epochs >= 1, "be a whole number of at least 1"),
-            "optimizer": (self.optimizer in ("sgd", "rmsprop"), "be sgd or rmsprop"),
-            "schedule": (self.schedule in ("cosine", "step", "exponential"), "be cosine, step or exponential"),
-            "lr": (0 < self.lr < math.inf, "be positive"),
-            "final_lr": (0 <= self.final_lr <= self.lr, "lie in 0..lr"),
-            "momentum": (0 <= self.momentum < 1, "lie in [0, 1)"),
-            "weight_decay": (0 <= self.weight_decay < math.inf, "not be negative"),
-            "milestones": (rising, "be rising epochs above 0"),
-            "gamma": (0 < self.gamma <= 1, "lie in (0, 1]"),
-            "every": (0 < self.every < math.inf, "be positive"),
-            "warmup": (0 <= self.warmup < self.epochs, "be shorter than the epochs"),
-            "label_smoothing": (0 <= self.label_smoothing < 1, "lie in [0, 1)"),
-            "ema": (0 <= self.ema < 1, "lie in [0, 1)"),
-            "head": (0 <= self.head < math.inf, "not be negative"),
-            "clip": (0 <= self.clip < math.inf, "not be negative"),
-        }
-        for name, (holds, wanted) in checks.items():
-            if not holds:
-                raise BcnetError(f"{name} is {getattr(self, name)!r:.40}, but it must {wanted}")
+    @model_validator(mode="after")
+    def _fits_together(self) -> Optimisation:
+        if self.final_lr > self.lr:
+            raise BcnetError(f"final_lr is {self.final_lr}, but it must be at most lr, {self.lr}")
+        if self.warmup >= self.epochs:
+            raise BcnetError(f"warmup is {self.warmup}, but it must be shorter than the epochs, {self.epochs}")
+        if any(a >= b for a, b in pairwise((0, *self.milestones))):
+            raise BcnetError(f"milestones is {self.milestones!r:.40}, but it must be rising epochs above 0")
+        return self
 
     def rate(self, step: int, steps: float) -> float:
         """The learning rate of ``step`` where an epoch has ``steps`` steps."""

@@ -22,6 +22,7 @@ from bcnet.training.cuda_graph import CudaGraphStep
 from bcnet.training.loop import History, Loop, Progress, out_of_memory
 from bcnet.training.optim import Optimisation
 from bcnet.training.task import Task
+from bcnet.utils.settings import Count, Natural, NotNegative, Positive, Share, checked
 
 Told = Callable[[Progress], None]
 
@@ -31,18 +32,13 @@ MOST_TARGETS = 256
 """Of other inputs, that outputs are held against."""
 
 
+@checked
 @dataclass(frozen=True)
 class Distillation:
     """Learning from a teacher: ``alpha`` of the loss is the teacher's, at a ``temperature``."""
 
-    alpha: float = 0.5
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise BcnetError(f"alpha is {self.alpha}, but it must lie in 0..1")
-        if not 0 < self.temperature < float("inf"):
-            raise BcnetError(f"temperature is {self.temperature}, but it must be positive")
+    alpha: Share = 0.5
+    temperature: Positive = 1.0
 
     def loss(self, task: Task, output: Tensor, target: Tensor, teacher: Tensor) -> Tensor:
         """Both losses together; the square of the temperature keeps the teacher's gradients at their size."""
@@ -53,19 +49,16 @@ class Distillation:
         return (1 - self.alpha) * task.loss(output, target) + self.alpha * taught
 
 
+@checked
 @dataclass(frozen=True)
 class RandomBaseline:
     """The paper's baseline ``random``: ``networks`` of them are trained for ``epochs``, the best one to the end."""
 
-    networks: int = 20
-    epochs: int = 50
-
-    def __post_init__(self) -> None:
-        for name in ("networks", "epochs"):
-            if getattr(self, name) < 1:
-                raise BcnetError(f"{name} is {getattr(self, name)}, but it must be at least 1")
+    networks: Count = 20
+    epochs: Count = 50
 
 
+@checked
 @dataclass(frozen=True)
 class Retraining:
     """How a plain network is trained.
@@ -76,14 +69,10 @@ class Retraining:
 
     optimisation: Optimisation = field(default_factory=Optimisation)
     distillation: Distillation | None = None
-    seed: int = 0
-    checkpoint_minutes: float = 5.0
+    seed: Natural = 0
+    checkpoint_minutes: NotNegative = 5.0
     channels_last: bool = True
     engine: Literal["auto", "plain"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.engine not in ("auto", "plain"):
-            raise BcnetError(f"engine is {self.engine!r:.40}, but it must be auto or plain")
 
 
 def retrain(
@@ -238,7 +227,7 @@ class _Retrainer(Loop):
         if config.distillation is not None and teacher is None:
             raise BcnetError("distillation needs a teacher: give the trained full network")
         record = config.engine == "auto" and self.device.type == "cuda" and distributed.world()[1] == 1
-        self.recorded = CudaGraphStep(self._run, network.parameters()) if record else None
+        self.recorded = CudaGraphStep(self._run, network) if record else None
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         if self.parts > 1:
@@ -250,7 +239,7 @@ class _Retrainer(Loop):
         self.optimizer.zero_grad(set_to_none=True)
         losses = []
         for part, target, share in self.split(x, y):
-            with self.autocast():
+            with self.autocast(), distributed.shared_batch_norm():
                 output = self.net(part)
                 loss = self._loss(output, part, target)
             (loss * share).backward()

@@ -14,12 +14,12 @@ from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
-from bcnet.search import LogWidthModel, SearchProgress, Trial, TrialStore, front_of, search
-from bcnet.search import LossLog as Recorded
+from bcnet.search import LogWidthModel, PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.noise import tells_apart
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
 from bcnet.supernet.loss_log import LossLog
+from bcnet.training import distributed
 from bcnet.training.inherit import CutScorer
 
 SCREENED = 4
@@ -40,7 +40,7 @@ def find(run: Run) -> None:
         _choose_balanced(run, notes, start)
         return
     scorer.by = ranked_by
-    with TrialStore(run.path("trials.sqlite")) as store:
+    with _open_store(run) as store:
         result = search(
             run.space,
             scorer,
@@ -73,7 +73,7 @@ def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, st
 
 
 def _trusted_measure(
-    run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | Recorded | None
+    run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | PathLosses | None
 ) -> tuple[str | None, str]:
     """What scores tell configurations apart by: the recipe's measure, else the loss, else nothing; and in a sentence
     why, where it is not the recipe's. Known after the first time, so that a resumed search does the same."""
@@ -111,6 +111,21 @@ def _choose_balanced(run: Run, notes: list[str], start: float) -> None:
     _write(run, {**found, "reference": {}}, notes, run.recipe.rank_by, start)
 
 
+def _open_store(run: Run) -> TrialStore:
+    """The trials of the run; of several processes, the first alone writes them, and the others begin with a copy."""
+
+    def stored() -> list[Trial]:
+        with TrialStore(run.path("trials.sqlite")) as store:
+            return list(store.trials())
+
+    trials = distributed.decide(stored) if distributed.world()[1] > 1 else []
+    if distributed.main_process():
+        return TrialStore(run.path("trials.sqlite"))
+    store = TrialStore()
+    store.add(trials)
+    return store
+
+
 def choose_known(run: Run, trials: Sequence[Trial]) -> None:
     """Choose within the run's budgets from ``trials`` that were scored before: no score is computed."""
     start = time.monotonic()
@@ -146,7 +161,9 @@ def proposals(run: Run) -> Widths | None:
     if r.search.strategy != "evolution":
         return None
     rng = np.random.default_rng([r.seed, 30])
-    known = _candidates(run, np.array(list(rules_of_thumb(run).values())), rng)
+    rules = np.stack([np.asarray(widths) for widths in rules_of_thumb(run).values()])
+    near = run.space.floor(rules)  # candidates; a rule may ask for less than the smallest
+    known = run.constraints.fill(near[run.constraints.feasible(near)], rng)
     wanted = r.search.population - len(known)
     if wanted < 1:
         return known[: r.search.population]
@@ -154,15 +171,6 @@ def proposals(run: Run) -> Widths | None:
     scores = cut_scorer(run, "cut").score_many(drawn)
     best = drawn[np.argsort(-scores, kind="stable")[:wanted]]
     return np.unique(np.concatenate([known, best]), axis=0)
-
-
-def _candidates(run: Run, widths: Widths, rng: np.random.Generator) -> Widths:
-    """Widths (n, L) of any kind as candidates: those just below them, raised while the budgets leave room."""
-    pairs = zip(run.space.variables, widths.T, strict=True)
-    index = np.stack([np.searchsorted(v.candidates, column, side="right") - 1 for v, column in pairs], axis=1)
-    below = run.space.decode(np.maximum(index, 0))
-    inside = below[run.constraints.feasible(below)]
-    return np.unique(run.constraints.fill(inside, rng), axis=0) if len(inside) else inside
 
 
 def _tell_search(run: Run, state: SearchProgress, ranked_by: str) -> None:
@@ -173,7 +181,7 @@ def _tell_search(run: Run, state: SearchProgress, ranked_by: str) -> None:
     run.listener.step("search", state.evaluations, state.most_evaluations, figures)
 
 
-def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
+def _prior(run: Run) -> tuple[PathLosses | None, list[str]]:
     """The best losses of training, for the first population; None, with the reason, where they are of no use."""
     r = run.recipe
     if r.prior is None or r.search.strategy != "evolution":
@@ -182,5 +190,4 @@ def _prior(run: Run) -> tuple[Recorded | None, list[str]]:
         return None, ["no budget is one of FLOPs or parameters, so the search began at random, without the prior"]
     kept = {k.removeprefix("log."): t for k, t in run.tensors("train").items() if k.startswith("log.")}
     log = LossLog.from_tensors(kept)
-    widths, losses = log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))
-    return Recorded(run.space, widths, losses), []
+    return PathLosses(*log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))), []

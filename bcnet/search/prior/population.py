@@ -8,7 +8,7 @@ population is sampled from a smoother version of it, keeping only widths that ho
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,46 +26,47 @@ DRAWS_PER_WIDTHS = 50
 @dataclass(frozen=True)
 class PotentialErrors:
     """The potential error of every candidate: one array (K_l,) per variable; ``estimated`` counts those of
-    candidates that no recorded widths used."""
+    candidates that no recorded configuration used."""
 
     values: tuple[NDArray[np.float64], ...]
     estimated: int
 
 
-class LossLog:
-    """Training losses (m,) of widths (m, L), in the order they were recorded."""
+class PathLosses(NamedTuple):
+    """Training losses (m,) of configurations (m, L), as :meth:`bcnet.supernet.loss_log.LossLog.best` gives them."""
 
-    def __init__(self, space: WidthSpace, widths: ArrayLike, losses: ArrayLike):
-        self.widths = np.atleast_2d(space.encode(widths))
-        self.losses = np.atleast_1d(np.asarray(losses, dtype=np.float64))
-        self.space = space
-        if len(self.widths) != len(self.losses):
-            raise BcnetError(f"a loss log of {len(self.widths)} widths has {len(self.losses)} losses")
-        if not np.isfinite(self.losses).any():
-            raise BcnetError("a loss log needs at least one finite loss")
+    widths: ArrayLike
+    losses: ArrayLike
 
-    def errors(self, top: int | None = None) -> PotentialErrors:
-        """Potential errors (``eq10``): the mean loss of the recorded widths that use a candidate.
 
-        The paper takes only the ``top`` 100 widths of least loss. That hides how bad a candidate's other
-        widths were: on the benchmark's tables the whole log gives populations that are better by 0.17 to
-        0.46 points of accuracy (docs/results/search.md), so it is the default.
+def potential_errors(space: WidthSpace, recorded: PathLosses, top: int | None = None) -> PotentialErrors:
+    """Potential errors (``eq10``): the mean loss of the recorded configurations that use a candidate.
 
-        A candidate that no widths used gets the value interpolated between the next used candidates
-        below and above it, or that of the nearest where it has none on one side.
-        """
-        finite = np.flatnonzero(np.isfinite(self.losses))
-        kept = finite[np.argsort(self.losses[finite], kind="stable")[:top]]
-        values, estimated = [], 0
-        for i, variable in enumerate(self.space.variables):
-            count = len(variable.candidates)
-            uses = np.bincount(self.widths[kept, i], minlength=count)
-            sums = np.bincount(self.widths[kept, i], weights=self.losses[kept], minlength=count)
-            used = np.flatnonzero(uses)
-            widths = np.array(variable.candidates, dtype=np.float64)
-            values.append(np.interp(widths, widths[used], sums[used] / uses[used]))
-            estimated += count - len(used)
-        return PotentialErrors(tuple(values), estimated)
+    The paper takes only the ``top`` 100 configurations of least loss. That hides how bad a candidate's others were:
+    on the benchmark's tables the whole log gives populations that are better by 0.17 to 0.46 points of accuracy
+    (docs/results/search.md), so it is the default.
+
+    A candidate that no configuration used gets the value interpolated between the next used candidates below and
+    above it, or that of the nearest where it has none on one side.
+    """
+    index = np.atleast_2d(space.encode(recorded.widths))
+    losses = np.atleast_1d(np.asarray(recorded.losses, dtype=np.float64))
+    if len(index) != len(losses):
+        raise BcnetError(f"{len(index)} configurations have {len(losses)} losses: record one for each")
+    finite = np.flatnonzero(np.isfinite(losses))
+    if not len(finite):
+        raise BcnetError("the prior needs at least one finite training loss: start from a random population")
+    kept = finite[np.argsort(losses[finite], kind="stable")[:top]]
+    values, estimated = [], 0
+    for i, variable in enumerate(space.variables):
+        count = len(variable.candidates)
+        uses = np.bincount(index[kept, i], minlength=count)
+        sums = np.bincount(index[kept, i], weights=losses[kept], minlength=count)
+        used = np.flatnonzero(uses)
+        widths = np.array(variable.candidates, dtype=np.float64)
+        values.append(np.interp(widths, widths[used], sums[used] / uses[used]))
+        estimated += count - len(used)
+    return PotentialErrors(tuple(values), estimated)
 
 
 @dataclass(frozen=True)

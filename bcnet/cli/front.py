@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bcnet.cli.console import JSON_OPTION, print_json, table
+from bcnet.cli import options
+from bcnet.cli.console import print_json, table
 
 if TYPE_CHECKING:
     from bcnet.search import Trial
@@ -15,36 +16,36 @@ if TYPE_CHECKING:
 TRIALS = "trials.sqlite"
 
 
-def show_front(
+def front(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a file of trials.")],
-    export: Annotated[
+    out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write every trial to this .csv or .parquet file.")
     ] = None,
-    as_json: Annotated[bool, JSON_OPTION] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Show the Pareto front of a search: the best score for every cost, also while it is running.
 
-    Once the search of a run has ended, the widths it chose are shown too.
+    Once the search of a run has ended, the configuration it chose is shown too.
     """
     from bcnet.search import TrialStore, best_of, format_cost, front_of
 
     with TrialStore(run / TRIALS if run.is_dir() else run, must_exist=True) as store:
         trials, settings = store.trials(), store.settings()
-        if export is not None:
-            store.export(export)
+        if out is not None:
+            store.export(out)
     budgets = settings.get("budgets", {})
     first = next(iter(budgets), "flops")
-    front, best, chosen = front_of(trials, first), best_of(trials, first), _chosen(run)
+    pareto, best, chosen = front_of(trials, first), best_of(trials, first), _chosen(run)
     if as_json:
         counts = {"evaluations": len(trials), "failures": sum(t.score is None for t in trials)}
         shown = {
             "chosen": chosen.to_dict() if chosen else None,
             "best": best.to_dict() if best else None,
-            "front": [t.to_dict() for t in front],
+            "front": [t.to_dict() for t in pareto],
         }
         print_json({"variables": settings.get("variables"), "budgets": budgets, **counts, **shown})
         return
-    names = list(front[0].costs) if front else []
+    names = list(pareto[0].costs) if pareto else []
     rows = [
         (
             kind,
@@ -52,10 +53,10 @@ def show_front(
             *(format_cost(name, trial.costs[name]) for name in names),
             " ".join(map(str, trial.widths)),
         )
-        for kind, trial in (*((_kind(t, best), t) for t in front), *([("chosen", chosen)] if chosen else []))
+        for kind, trial in (*((_kind(t, best), t) for t in pareto), *([("chosen", chosen)] if chosen else []))
     ]
     asked = ", ".join(f"{name} at most {format_cost(name, limit)}" for name, limit in budgets.items())
-    table(f"{len(front)} on the front of {len(trials):,} trials; {asked}", ["", "score", *names, "widths"], rows)
+    table(f"{len(pareto)} on the front of {len(trials):,} trials; {asked}", ["", "score", *names, "widths"], rows)
 
 
 def _kind(trial: Trial, best: Trial | None) -> str:

@@ -1,0 +1,21 @@
+"""``bcnet bench``: the Channel-Bench-Macro tables. One module per command."""
+
+from __future__ import annotations
+
+import typer
+
+from bcnet.cli.bench.build import build
+from bcnet.cli.bench.fetch import fetch
+from bcnet.cli.bench.rank import rank
+from bcnet.cli.bench.stats import stats
+
+bench_app = typer.Typer()
+for _command in (stats, rank, build, fetch):
+    bench_app.command(_command.__name__)(_command)
+
+
+@bench_app.callback(invoke_without_command=True)
+def _bench(context: typer.Context) -> None:
+    """Channel-Bench-Macro: tables of networks trained at every configuration of a small space."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

@@ -1,0 +1,31 @@
+"""Arguments and options that several commands take: the same name means the same everywhere."""
+
+from __future__ import annotations
+
+import typer
+
+JSON = typer.Option("--json", help="Print JSON for machines instead of a table.")
+MODEL = typer.Argument(
+    metavar="MODEL", help="The network: zoo:NAME (or NAME), timm:NAME, torchvision:NAME or path/to/file.py:NAME."
+)
+RUN = typer.Argument(metavar="RUN", help="The folder of a run.")
+DATA = typer.Option("--data", help="The data set: digits, cifar10:FOLDER or imagefolder:FOLDER.")
+BUDGET = typer.Option(
+    "--budget", metavar="NAME=VALUE", help="What the network may cost: flops=50%, params=3M, ...; may be repeated."
+)
+GROUPS = typer.Option("--groups", help="Groups that the channels of a width variable are divided into, K.")
+BASE = typer.Option("--base", help="The smallest width, in groups.")
+ROUND_TO = typer.Option("--round-to", help="Keep widths multiples of this where it divides the full one.")
+INPUT = typer.Option("--input", metavar="C,H,W", help="The shape of one input; else the network's own.")
+IGNORE = typer.Option("--ignore", metavar="PATTERN", help="Layers that keep their width; may be repeated.")
+SQUEEZE = typer.Option(
+    "--squeeze", help="Also search the squeeze widths, which zoo:efficientnet_b0_imagenet keeps otherwise."
+)
+DEVICE = typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1, ...; else a GPU where there is one.")
+AGAIN = typer.Option("--again", help="Do the stage again, and forget the stages after it.")
+LOG = typer.Option("--log", metavar="tensorboard", help="Also write every curve to RUN/tensorboard.")
+
+SPACE = typer.Argument(metavar="SPACE", help="The benchmark's space: mobilenet or resnet.")
+TABLE = typer.Option(
+    "--table", help="The table's file, or the folder of released tables; else $CHANNEL_BENCH_DIR, then the cache."
+)

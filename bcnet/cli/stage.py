@@ -1,0 +1,145 @@
+"""A stage of a run as a command of its own, and what every command that works on a run does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bcnet.cli import options
+from bcnet.cli.console import console, interruptible, print_json, table
+
+if TYPE_CHECKING:
+    from bcnet.run.session import Run
+
+STAGES = {
+    "given": "Score the network as it was given, and train it where it knows nothing.",
+    "trace": "Find the width variables of a run's network, and check its budgets.",
+    "train": "Train the supernet of a run.",
+    "search": "Search the widths of a run.",
+    "race": "Race the finalists of a run's search.",
+    "retrain": "Train what a run found, and what it is compared with.",
+    "compare": "Measure the networks of a run side by side.",
+    "report": "Write the report of a run.",
+}
+"""Stages and what their commands do; exporting has options of its own (:mod:`bcnet.cli.export`)."""
+
+
+def stage_command(name: str) -> Callable[..., None]:
+    """The command of a stage."""
+
+    def command(
+        run: Annotated[Path, options.RUN],
+        again: Annotated[bool, options.AGAIN] = False,
+        device: Annotated[str | None, options.DEVICE] = None,
+        as_json: Annotated[bool, options.JSON] = False,
+    ) -> None:
+        from bcnet.run.session import Run
+
+        work(Run(run, device), name, as_json, again)
+
+    command.__doc__ = f"{STAGES[name]}\n\nEarlier stages that are not done yet are done first."
+    return command
+
+
+def work(run: Run, until: str, as_json: bool, again: bool = False, log: str = "") -> None:
+    """Run the stages up to ``until`` and print what there is."""
+    from bcnet.run.folder import RunFolder
+    from bcnet.run.pipeline import run_stages
+    from bcnet.training import distributed
+    from bcnet.utils.progress import Listener, TensorBoard, shown
+
+    RunFolder.open(run.folder)
+    first = distributed.main_process()
+    screens = shown() if first else nullcontext(Listener())
+    with interruptible(f"go on with `bcnet run --resume {run.folder}`"), screens as screen, run.lock():
+        run.listener = TensorBoard(screen, run.path(log)) if log and first else screen
+        with closing(run.listener):
+            run_stages(run, until, again)
+    if first:
+        print_run(run, until, as_json)
+
+
+def print_run(run: Run, until: str, as_json: bool) -> None:
+    """What a run has come to, for people or as JSON."""
+    if as_json:
+        print_json(_summary(run))
+    else:
+        _print_summary(run, until)
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    from bcnet.run.pipeline import STAGES
+
+    result: dict[str, Any] = {"run": str(run.folder), "done": [name for name in STAGES if run.done(name)]}
+    if run.done("compare"):
+        result |= {key: run.read("compare")[key] for key in ("scored_on", "networks")}
+    if run.done("report"):
+        result["report"] = _report_path(run)
+    return result
+
+
+def _report_path(run: Run) -> str | None:
+    path = run.read("report")["path"]
+    return None if path is None else str(run.folder / path)
+
+
+def _print_summary(run: Run, until: str) -> None:
+    from bcnet.report import words
+    from bcnet.run.report import report_data
+
+    out = console()
+    if run.done("targets"):
+        _print_targets(run)
+        return
+    if not run.done("compare"):
+        out.print(f"{until} is done: {run.folder}", soft_wrap=True)
+        return
+    compared, data = run.read("compare"), report_data(run)
+    predicted = all("predicted_ms" in row for row in compared["networks"])
+    rows = [
+        (
+            row["name"],
+            words.score(data, row["score"]),
+            row["costs"]["flops"],
+            row["costs"]["params"],
+            *([f"{row['predicted_ms']:.3g} ms"] if predicted else []),
+            f"{row['latency_ms']:.3g} ms",
+        )
+        for row in compared["networks"]
+    ]
+    budgets = ", ".join(run.recipe.budgets)
+    images = "test" if compared["scored_on"] == "test" else "validation"
+    table(
+        f"{run.recipe.model} within {budgets}, {_began(run)}; {data.metric} on {images} images",
+        [
+            "network",
+            data.metric,
+            "FLOPs",
+            "parameters",
+            *(["latency, predicted", "latency, measured"] if predicted else ["latency"]),
+        ],
+        rows,
+    )
+    for sentence in words.comparison(data):
+        out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
+    report = _report_path(run) if run.done("report") else None
+    out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
+
+
+def _began(run: Run) -> str:
+    return "weights inherited" if run.recipe.start == "trained" else "trained from scratch"
+
+
+def _print_targets(run: Run) -> None:
+    """One line for every target: what ships, and uniform scaling beside it."""
+    rows = []
+    for target in run.read("targets")["targets"]:
+        slim, uniform = target["networks"][target["chosen"]], target["networks"].get("uniform")
+        figures = (f"{slim['score']:.4f}", f"{uniform['score']:.4f}" if uniform else "-")
+        rows.append((target["budget"], target["chosen"], *figures, slim["costs"]["flops"], slim["costs"]["params"]))
+    title = f"{run.recipe.model}, {_began(run)}: a slim network for every target"
+    table(title, ["target", "ships", "score", "uniform", "FLOPs", "parameters"], rows)
+    report = _report_path(run) if run.done("report") else None
+    console().print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)

@@ -1,0 +1,100 @@
+"""Settings that are checked when they are made: dataclasses whose fields pydantic validates.
+
+A mistake is a :class:`BcnetError` in one sentence that names the field, here and in a recipe alike::
+
+    @checked
+    @dataclass(frozen=True)
+    class Sampling:
+        draws: Count = 1
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import wraps
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass as validated
+
+from bcnet.errors import BcnetError
+
+Flag = Annotated[bool, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+T = TypeVar("T")
+
+
+def checked(cls: type[T]) -> type[T]:
+    """The frozen dataclass ``cls`` with fields that are validated whenever one is made.
+
+    What several fields must be together is a pydantic ``model_validator(mode="after")`` that raises BcnetError.
+    """
+    made: Any = validated(cls, frozen=True, config=ConfigDict(extra="forbid"))
+    made.__doc__ = cls.__doc__
+    validate = made.__init__
+
+    @wraps(validate)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            validate(self, *args, **kwargs)
+        except ValidationError as error:
+            raise BcnetError(sentence(error, [f.name for f in fields(made)])) from None
+
+    made.__init__ = init
+    checked_class: type[T] = made
+    return checked_class
+
+
+_MUST_BE = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list",
+    "dataclass": "a group of settings, `key: value`",
+    "model": "a group of settings, `key: value`",
+}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
+    """The first mistake that was found: its key, and what it must be; ``known`` are the keys there are."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return unknown_key(key, known)
+    if kind in ("missing", "missing_argument"):
+        owner, _, number = key.rpartition(".")
+        return f"{owner} has too few numbers" if number.isdigit() else f"{key} is missing: name it"
+    if kind == "value_error":
+        text = str(context["error"])
+        return f"{key}.{text}" if key and not text.startswith(key) else text
+    must = next((meaning for prefix, meaning in _MUST_BE.items() if kind.startswith(prefix)), "")
+    if kind == "literal_error":
+        must = context["expected"].replace("'", "")
+    elif bound := next((bound for bound in _BOUNDS if bound in context), None):
+        must = f"{_BOUNDS[bound]} {context[bound]:g}"
+    elif kind == "too_short":
+        return f"{key} is empty, but it needs at least {context['min_length']}"
+    if must:
+        return f"{key} is {value!r:.40}, but it must be {must}"
+    return f"{key} is {value!r:.40}, but {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """That there is no such key, and the nearest one there is."""
+    names = list(known)
+    near = difflib.get_close_matches(key.rpartition(".")[2][:80], names, n=1, cutoff=0.6)
+    guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    return f"unknown key {key}: {guess}"
