@@ -177,7 +177,7 @@ def test_learnt_means_more_than_a_guess(finished: Run) -> None:
     assert not learnt(fresh, val, task)
 
 
-def test_scores_that_say_nothing_give_way_to_balanced_widths(tmp_path: Path, weights: Path) -> None:
+def test_scores_that_say_nothing_give_way_to_uniform_widths(tmp_path: Path, weights: Path) -> None:
     """A teacher of no help and a cut beyond repair: scores that are all alike decide nothing."""
     run = tinyrun.trained(tmp_path, weights, fallback=True, rank_by="score", compare=["uniform"])
     tinyrun.work(run, until="given")
@@ -186,11 +186,11 @@ def test_scores_that_say_nothing_give_way_to_balanced_widths(tmp_path: Path, wei
     found = run.read("search")
     assert found["notes"] == [
         "the scores of 4 configurations differ by no more than chance, and so do their losses, so "
-        "nothing was searched and balanced widths were taken: more epochs may help"
+        "nothing was searched and uniform widths were taken: more epochs may help"
     ]
     from bcnet.run.stages.configurations import configuration
 
-    assert found["best"]["widths"] == configuration(run, "balanced")
+    assert found["best"]["widths"] == configuration(run, "uniform")
     del run.task
     tinyrun.work(run, until="report")
     assert "nothing was searched" in run.path("report.html").read_text("utf-8")
