@@ -117,6 +117,7 @@ def pick(run: Run, budget: str) -> Target:
     trials = known_trials(run)
     if not trials:
         raise BcnetError(f"{run.folder} has no scores to pick from yet: `bcnet run --resume {run.folder}` first")
+    run.within([budget]).check()
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
     names = stages_of(target.recipe)
     if not target.done("search"):

@@ -75,10 +75,10 @@ class Recipe(BaseModel):
 
     ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
-    is what the search compares widths by in the supernet: their score (accuracy, unless you give a metric) or their
-    loss, which few images tell more surely; with ``fallback``, scores that differ by no more than chance give way to the
-    loss, and losses that do to balanced widths. ``least`` is the fewest channels a layer may keep. ``threads`` of the CPU
-    are torch's own choice where left out; small networks are faster with one.
+    is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
+    which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
+    loss, and losses that do to uniform widths (balanced ones from scratch). ``least`` is the fewest channels a layer
+    may keep. ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
