@@ -158,7 +158,7 @@ def attempt(args: argparse.Namespace) -> None:
                 add(args.out, {"setting": setting, "reading": reading, **figures, **provenance()})
                 print(reading, figures, flush=True)
             continue
-        found = Evaluator(net, scored(held_out, 2000)).score(widths)
+        found = Evaluator(net, scored(held_out, 2000)).measure(widths)
         row = {
             "setting": setting,
             "networks": len(rows),
@@ -204,7 +204,7 @@ def readings(
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Ways to score ``widths`` (n, L), and the correlations of each with ``truth`` (n,)."""
     for batch in (SCORED // 32, SCORED // 8, SCORED // 2, SCORED):
-        found = Evaluator(net, scored(held_out, batch)).score(widths)
+        found = Evaluator(net, scored(held_out, batch)).measure(widths)
         yield f"both sides, batches of {batch}", correlated(found.score, found.loss, truth)
     for side, name in enumerate(net.sides):
         score, loss = (found.by_side[measure][:, side] for measure in ("score", "loss"))

@@ -55,7 +55,7 @@ def searched(net: Supernet, held_out: Images, budget: str, by: str, seed: int) -
     evaluator = Evaluator(net, [(held_out.x[:SCORED], held_out.y[:SCORED])], by=by)
     space = net.space
     config = SearchConfig(evaluations=EVALUATIONS, seed=seed, choose="log-width")
-    result = search(space, lambda widths: evaluator(widths), [budget], config=config)
+    result = search(space, evaluator, [budget], config=config)
     best = best_of(result.trials[:-1], "flops")
     assert best is not None
     assert result.best is not None
@@ -64,7 +64,11 @@ def searched(net: Supernet, held_out: Images, budget: str, by: str, seed: int) -
     networks = {"score": best.widths, "law": result.best.widths}
     networks |= {name: tuple(int(c) for c in widths) for name, widths in unsearched.items()}
     return {
-        name: {"widths": widths, "supernet": evaluator(np.array(widths)), "flops": int(space.costs["flops"](widths)[0])}
+        name: {
+            "widths": widths,
+            "supernet": evaluator.score(np.array(widths)),
+            "flops": int(space.costs["flops"](widths)[0]),
+        }
         for name, widths in networks.items()
     }
 

@@ -46,7 +46,7 @@ def example(variables: int = 37, trials: int = 300, percent: bool = True, **chan
         "networks": networks,
         "trials": tuple(tried),
         "chosen": chosen,
-        "supernet_scores": {"full": 0.62, "uniform": 0.55},
+        "reference_scores": {"full": 0.62, "uniform": 0.55},
         "supernet_curve": _curve("supernet", 60),
         "retrain_curves": tuple(_curve(name, 90) for name in networks),
         "recipe": "version: 1\nmodel: torchvision:resnet50\n",

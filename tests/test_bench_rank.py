@@ -112,7 +112,7 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     net = Supernet(bench_space(config), "bcv2")
     net.load_state_dict(checkpoint.unpack(*checkpoint.load(folder / "checkpoints"))["net"])
     rows = [0, 5, 15]
-    scores = Evaluator(net, list(parts.val.batches(0))).score(table.widths[rows])
+    scores = Evaluator(net, list(parts.val.batches(0))).measure(table.widths[rows])
     np.testing.assert_allclose(scores.by_side["score"], stored["held_out_accuracy"][:, rows].T, atol=1e-4)
     np.testing.assert_allclose(scores.by_side["loss"], stored["held_out_loss"][:, rows].T, rtol=1e-4)
 

@@ -118,7 +118,9 @@ def test_show_for_people_is_whole_in_a_pipe() -> None:
     assert rows[-1] == ["classifier", "it is the network's output"]
     assert "zoo:digits_cnn: 5 width variables, for one input of 1x8x8\n" in done.stdout
     assert "The space has 3,200,000 networks\n" in done.stdout
-    assert done.stdout.endswith("Networks at other widths are built from the class Sequential itself.\n")
+    assert done.stdout.endswith(
+        "Networks at other widths are built from the class Sequential itself.\n100.0% of the FLOPs can be reduced.\n"
+    )
     assert "…" not in done.stdout
 
 
@@ -233,8 +235,10 @@ def test_widths_from_a_file(tmp_path: Path, data: object) -> None:
         ("show digits_cnn --ignore stem.cnv", "ignore names 'stem.cnv', but no layer of the network is called so"),
         (
             "show digits_cnn --ignore *",
-            "this network has no channel dimension that could vary; is it a convolutional network, and are its "
-            "layers not all ignored?",
+            "this network has no channel dimension that could vary (stem.conv: stem.conv is ignored; "
+            "block1.body.conv1.conv: block1.body.conv1.conv is ignored; block1.body.conv2.conv: block1.body.conv2.conv "
+            "is ignored; block1.shortcut.conv: block1.shortcut.conv is ignored; block2.body.conv1.conv: "
+            "block2.body.conv1.conv is ignored; ...)",
         ),
         ("show digits_cnn --squeeze", "zoo:digits_cnn keeps no squeeze widths that could be searched too"),
         ("show digits_cnn --input 1,8", "--input must be C,H,W in whole numbers such as 3,224,224, not '1,8'"),

@@ -150,7 +150,8 @@ def test_an_unknown_operator_keeps_its_channels_until_it_is_taught() -> None:
     model = Custom().double().eval()
     sentence = (
         r"^bcnet does not know the operator bcnet_tests::gate \(in gate\) and keeps the channels that meet it at their "
-        r'full width; teach it with @bcnet.space.rule\("bcnet_tests::gate"\)$'
+        r'full width; if it keeps channels apart, teach it with bcnet.space.register\("bcnet_tests::gate", '
+        r'couple=lambda call: call.carry\(call.value\("x"\)\)\)$'
     )
     with pytest.warns(UserWarning, match=sentence.replace(r"\(in gate\)", r"\(in \w*\)")):
         space = trace(model, X)
@@ -167,7 +168,7 @@ def test_an_unknown_operator_keeps_its_channels_until_it_is_taught() -> None:
             warnings.simplefilter("error")
             space = trace(model, X)
     finally:
-        del bcnet.space.RULES["bcnet_tests::gate"]
+        del bcnet.space.OPERATORS["bcnet_tests::gate"]
     assert space.names == ("stem.0", "out.0")
     assert space.build(space.min)(X).shape == (2, 5)
     assert torch.equal(space.build(space.max, weights_of=model).eval()(X), model(X))
@@ -200,14 +201,15 @@ BAD = {
     "data-dependent": (
         lambda: Branching().double(),
         X,
-        "torch.export cannot capture Branching: its forward branches on the values of tensors (data-dependent control "
-        "flow), which has no fixed graph; rewrite that branch with torch.where or torch.cond",
+        "torch.export cannot capture Branching: its forward branches on the values of tensors (test_coupling.py, line "
+        f"{Branching.body.__code__.co_firstlineno + 1}: return x if x.sum() > 0 else -x), which has no fixed graph; "
+        "rewrite that branch with torch.where or torch.cond, or trace a module that wraps the network and leaves that "
+        "part out, or switch it off where there is an option",
     ),
     "nothing to vary": (
         Scalars,
         X,
-        "this network has no channel dimension that could vary; is it a convolutional network, and are its layers not "
-        "all ignored?",
+        "this network has no channel dimension that could vary: it has no layers with weights",
     ),
     "another device": (
         OtherDevice,
@@ -224,7 +226,7 @@ BAD = {
     "no tensor": (
         lambda: tiny("Residual"),
         (3, 8, 8),
-        "the example input must be a batch of inputs as a tensor, or a tuple of such tensors",
+        "the example input must be a batch as a tensor, or a tuple or dictionary with such tensors",
     ),
     "no module": (
         lambda: "resnet18",

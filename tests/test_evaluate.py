@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_plain_network(net: Supernet) -> None:
     """With the statistics of the scoring batches, which differ in size and count by it."""
     batches = validation([40, 24])
     widths = toy.some_widths(net)
-    scores = Evaluator(net, batches).score(widths)
+    scores = Evaluator(net, batches).measure(widths)
     for k, row in enumerate(widths):
         for s, side in enumerate(SIDES):
             network = plain_network(net, row, side)
@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_plain_network(net: Supernet) -> None:
 
 
 def test_the_score_is_the_mean_of_both_sides(net: Supernet) -> None:
-    scores = Evaluator(net, validation([32])).score(toy.some_widths(net, 8))
+    scores = Evaluator(net, validation([32])).measure(toy.some_widths(net, 8))
     assert scores.score.shape == scores.loss.shape == (8,)
     assert scores.by_side["score"].shape == (8, 2)
     assert scores.score.tolist() == scores.by_side["score"].mean(1).tolist()
@@ -75,10 +75,10 @@ def test_the_score_is_the_mean_of_both_sides(net: Supernet) -> None:
 def test_it_ranks_by_score_or_by_loss(net: Supernet) -> None:
     widths = toy.some_widths(net, 4)
     by_score, by_loss = (Evaluator(net, validation([32]), by=by) for by in ("score", "loss"))
-    found = by_score.score(widths)
+    found = by_score.measure(widths)
     assert by_score.score_many(widths).tolist() == found.score.tolist()
     assert by_loss.score_many(widths).tolist() == (-found.loss).tolist()
-    assert by_loss(widths[1]) == -found.loss[1]
+    assert by_loss.score(widths[1]) == -found.loss[1]
 
 
 def test_scoring_keeps_its_memory_also_where_nothing_was_trained_before(net: Supernet, monkeypatch: Any) -> None:
@@ -89,7 +89,7 @@ def test_scoring_keeps_its_memory_also_where_nothing_was_trained_before(net: Sup
 
 
 def test_one_side_where_the_principle_has_one() -> None:
-    scores = Evaluator(toy.supernet("ua"), validation([32])).score(toy.space().max)
+    scores = Evaluator(toy.supernet("ua"), validation([32])).measure(toy.space().max)
     assert scores.by_side["score"].shape == (1, 1)
 
 
@@ -104,11 +104,11 @@ def test_duplicates_are_scored_once(net: Supernet, monkeypatch: Any) -> None:
     monkeypatch.setattr(Supernet, "run", counted)
     evaluator = Evaluator(net, validation([32]))
     a, b = net.space.max, net.space.min
-    first = evaluator.score([a, b, a, a])
+    first = evaluator.measure([a, b, a, a])
     assert evaluator.evaluations == 2
     assert len(runs) == 4
     assert first.score[0] == first.score[2] == first.score[3]
-    assert evaluator(a) == first.score[0]
+    assert evaluator.score(a) == first.score[0]
     assert evaluator.score_many([b, a]).tolist() == [first.score[1], first.score[0]]
     assert evaluator.evaluations == 2
     assert len(runs) == 4
@@ -118,7 +118,7 @@ def test_recalibrated_statistics_are_the_mean_of_the_training_batches(net: Super
     training = list(toy.source().batches(0))[:3]
     batches = validation([30])
     widths = toy.some_widths(net, 2)
-    scores = Evaluator(net, batches, recalibrate=training).score(widths)
+    scores = Evaluator(net, batches, recalibrate=training).measure(widths)
     for k, row in enumerate(widths):
         for s, side in enumerate(SIDES):
             network = plain_network(net, row, side)
@@ -132,16 +132,16 @@ def test_recalibrated_statistics_are_the_mean_of_the_training_batches(net: Super
                 (x, y) = batches[0]
                 loss = F.cross_entropy(network.eval()(x), y).item()
             assert scores.by_side["loss"][k, s] == pytest.approx(loss, rel=1e-4)
-    assert scores.loss.tolist() != Evaluator(net, batches).score(widths).loss.tolist()
+    assert scores.loss.tolist() != Evaluator(net, batches).measure(widths).loss.tolist()
 
 
 def test_with_recalibration_an_image_is_scored_apart_from_its_batch(net: Supernet) -> None:
     training = list(toy.source().batches(0))[:2]
-    together = Evaluator(net, validation([32]), recalibrate=training).score(net.space.max)
-    apart = Evaluator(net, validation([8, 8, 16]), recalibrate=training).score(net.space.max)
+    together = Evaluator(net, validation([32]), recalibrate=training).measure(net.space.max)
+    apart = Evaluator(net, validation([8, 8, 16]), recalibrate=training).measure(net.space.max)
     assert together.loss[0] == pytest.approx(apart.loss[0], rel=1e-5)
-    batchwise = Evaluator(net, validation([8, 8, 16])).score(net.space.max)
-    assert batchwise.loss[0] != pytest.approx(Evaluator(net, validation([32])).score(net.space.max).loss[0], rel=1e-5)
+    batchwise = Evaluator(net, validation([8, 8, 16])).measure(net.space.max)
+    assert batchwise.loss[0] != pytest.approx(Evaluator(net, validation([32])).measure(net.space.max).loss[0], rel=1e-5)
 
 
 def test_top5() -> None:
@@ -149,7 +149,7 @@ def test_top5() -> None:
     assert top5(logits, torch.tensor([4, 1])).tolist() == [1, 0]
     assert top5(logits[:, :3], torch.tensor([2, 0])).tolist() == [1, 1]
     net = toy.supernet(outputs=8)
-    scores = Evaluator(net, validation([64])).score(net.space.max)
+    scores = Evaluator(net, validation([64])).measure(net.space.max)
     assert scores.score[0] < scores.extra["top5"][0] <= 1
 
 
@@ -169,19 +169,19 @@ def test_a_source_is_loaded_anew_and_many_widths_share_a_batch(net: Supernet) ->
 
     widths = toy.some_widths(net, 5)
     evaluator = Evaluator(net, Counted())
-    scores = evaluator.score(widths)
+    scores = evaluator.measure(widths)
     assert len(asked) == 1
-    assert scores.loss.tolist() == Evaluator(net, source.batches()).score(widths).loss.tolist()
+    assert scores.loss.tolist() == Evaluator(net, source.batches()).measure(widths).loss.tolist()
 
 
 def test_more_widths_than_are_run_together(net: Supernet, monkeypatch: Any) -> None:
     widths = np.unique(toy.some_widths(net, 20), axis=0)
-    wanted = Evaluator(net, validation([16])).score(widths)
-    monkeypatch.setattr("bcnet.supernet.scoring.TOGETHER", 3)
+    wanted = Evaluator(net, validation([16])).measure(widths)
+    monkeypatch.setattr(Evaluator, "together", 3)
     told: list[tuple[int, int]] = []
     evaluator = Evaluator(net, validation([16]))
-    evaluator.score(widths[:2])
-    scores = evaluator.score(widths, lambda done, all_: told.append((done, all_)))
+    evaluator.measure(widths[:2])
+    scores = evaluator.measure(widths, lambda done, all_: told.append((done, all_)))
     assert scores.loss.tolist() == wanted.loss.tolist()
     assert told[-1] == (len(widths), len(widths))
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -193,7 +193,7 @@ def test_scoring_leaves_no_trace(training: bool) -> None:
     net.train(training)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     state = torch.get_rng_state()
-    Evaluator(net, validation([16]), recalibrate=validation([8])).score(net.space.min)
+    Evaluator(net, validation([16]), recalibrate=validation([8])).measure(net.space.min)
     assert net.training == training
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
@@ -201,8 +201,8 @@ def test_scoring_leaves_no_trace(training: bool) -> None:
 
 
 def test_bf16_is_close(net: Supernet) -> None:
-    full = Evaluator(net, validation([64])).score(net.space.max)
-    half = Evaluator(net, validation([64]), bf16=True).score(net.space.max)
+    full = Evaluator(net, validation([64])).measure(net.space.max)
+    half = Evaluator(net, validation([64]), bf16=True).measure(net.space.max)
     assert half.loss[0] == pytest.approx(full.loss[0], rel=0.02)
     assert half.loss[0] != full.loss[0]
 
@@ -217,8 +217,8 @@ def test_what_cannot_be_scored(net: Supernet) -> None:
         ),
     ):
         with pytest.raises(BcnetError) as error:
-            Evaluator(net, batches, task).score(net.space.max)
+            Evaluator(net, batches, task).measure(net.space.max)
         assert str(error.value) == sentence
     with pytest.raises(BcnetError) as error:
-        Evaluator(net, validation([8])).score(np.zeros((0, len(net.space)), dtype=np.int64))
+        Evaluator(net, validation([8])).measure(np.zeros((0, len(net.space)), dtype=np.int64))
     assert str(error.value) == "there are no widths to score"

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,13 @@ import tinyrun
 import torch
 from torch import nn
 
+from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
-from bcnet.run.pipeline import STAGES, run_stages
+from bcnet.run.pipeline import run_stages, stages_of
 from bcnet.run.recipe import Recipe
 from bcnet.run.session import Run
 from bcnet.search import LogWidthModel, TrialStore
 from bcnet.supernet.loss_log import LossLog
-from bcnet.supernet.scoring import Evaluator
-from bcnet.supernet.supernet import Supernet
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,11 +70,11 @@ def test_the_search_used_the_prior_and_every_trial_is_stored(finished: Run) -> N
 
 def test_the_supernet_of_the_folder_gives_the_scores_of_the_search(finished: Run) -> None:
     torch.set_num_threads(1)
-    score = Evaluator(finished.supernet(), finished.data.val.batches(0), finished.task)
+    score = SharedEvaluator(finished.supernet(), finished.data.val.batches(0), finished.task).score
     found = finished.read("search")
     assert found["ranked_by"] == "score"
     assert score(found["best"]["widths"]) == found["best"]["score"]
-    assert score(finished.full) == found["supernet"]["full"]
+    assert score(finished.full) == found["reference"]["full"]
 
 
 def test_the_law_of_all_scores_chose(finished: Run) -> None:
@@ -263,7 +263,9 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_unknown_stage_is_refused(finished: Run) -> None:
     with pytest.raises(BcnetError) as caught:
         run_stages(finished, "trian")
-    assert str(caught.value) == f"there is no stage 'trian': there are {', '.join(STAGES)}"
+    assert str(caught.value) == f"this run has no stage 'trian': it has {', '.join(stages_of(finished.recipe))}"
+    with pytest.raises(BcnetError, match=r"^this run has no stage 'race': it has trace, train, search, "):
+        run_stages(finished, "race")
 
 
 @pytest.mark.parametrize(
@@ -299,17 +301,17 @@ def test_an_impossible_budget_is_refused_before_training(tmp_path: Path) -> None
     assert not run.done("trace")
 
 
-def test_memory_that_ends_while_scoring_halves_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_ends_while_scoring_halves_the_batches(tmp_path: Path) -> None:
     run = tinyrun.work(tinyrun.create(tmp_path), until="train")
     whole = next(iter(run.data.val.batches(0)))[0]
-    forward = Supernet.run
+    score = run.task.score
 
-    def little_memory(self: Supernet, plan: Any, x: Any, *more: Any) -> Any:
-        if len(x) > len(whole) // 2:
+    def little_memory(output: Any, target: Any) -> Any:
+        if len(target) > len(whole) // 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(self, plan, x, *more)
+        return score(output, target)
 
-    monkeypatch.setattr(Supernet, "run", little_memory)
+    run.task = replace(run.task, score=little_memory)
     notes = tinyrun.Notes()
     tinyrun.work(run, until="search", listener=notes)
     assert notes.notes == ["a scoring batch does not fit into the memory of cpu: it is halved"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -13,19 +13,32 @@ from hypothesis import strategies as st
 from bcnet import models as zoo
 from bcnet.data import LoadOptions
 from bcnet.errors import BcnetError
-from bcnet.run.recipe import FOLDER, Prior, Recipe, names
+from bcnet.run.recipe import FOLDER, Compared, Prior, Recipe, names
 from bcnet.search import SearchConfig
 from bcnet.supernet.paths import METHODS, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Distillation, RandomBaseline
 
 LEAST = {"model": "zoo:digits_cnn", "data": "digits"}
+SCRATCH = {**LEAST, "start": "scratch"}
+*_FIRST, _LAST = get_args(Compared)
+_ONE_OF = f"{', '.join(_FIRST)} or {_LAST}"
+
+
+def test_the_papers_way_is_one_word() -> None:
+    recipe = Recipe.parse(SCRATCH)
+    assert recipe.paths == METHODS["bcv2"]
+    assert (recipe.scorer, recipe.rank_by, recipe.race, recipe.distillation) == ("supernet", "score", None, None)
+    assert recipe.retrain.epochs == 60
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
 
 
 def test_defaults_are_one_sound_recipe() -> None:
     recipe = Recipe.parse(LEAST)
     assert recipe.budgets == ("flops=50%",)
-    assert recipe.paths == METHODS["bcv2"]
+    assert (recipe.start, recipe.scorer, recipe.rank_by) == ("trained", "steps", "loss")
+    assert recipe.race is not None
+    assert recipe.distillation is not None
     assert recipe.compare == ("full", "uniform")
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
 
@@ -60,8 +73,10 @@ def test_yaml_gives_the_same_recipe_back(**drawn: Any) -> None:
 
 
 def test_a_group_that_is_given_in_part_keeps_the_recipes_other_defaults() -> None:
-    recipe = Recipe.parse({**LEAST, "supernet": {"epochs": 7}, "retrain": {"epochs": 7}})
+    recipe = Recipe.parse({**SCRATCH, "supernet": {"epochs": 7}, "retrain": {"epochs": 7}})
     assert recipe.supernet == recipe.retrain == Optimisation(epochs=7, weight_decay=5e-4, head=64)
+    fine_tuned = Recipe.parse({**LEAST, "retrain": {"epochs": 7}}).retrain
+    assert fine_tuned == Optimisation(epochs=7, lr=0.05, warmup=1, weight_decay=5e-4, head=64)
 
 
 def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:
@@ -99,7 +114,7 @@ def test_a_changed_recipe_is_checked() -> None:
         ("val_fraction: 1", "val_fraction is 1, but it must be below 1"),
         ("budgets: []", "budgets is empty, but it needs at least 1"),
         ("budgets: flops=50%", "budgets is 'flops=50%', but it must be a list"),
-        ("compare: [best]", "compare.0 is 'best', but it must be full, uniform, balanced or random"),
+        ("compare: [best]", f"compare.0 is 'best', but it must be {_ONE_OF}"),
         ("input: [3, 32]", "input has too few numbers"),
         ("method: bcv3", f"method is 'bcv3', but it must be one of {', '.join(METHODS)}"),
         ("search: {seed: 3}", "search.seed must be left out: the one seed of a recipe is seed"),
@@ -182,6 +197,6 @@ def test_the_papers_settings() -> None:
 
 
 def test_groups_of_settings_are_the_programs_own_classes() -> None:
-    recipe = Recipe.parse({**LEAST, "search": {"strategy": "greedy"}, "random": {"networks": 3}})
+    recipe = Recipe.parse({**SCRATCH, "search": {"strategy": "greedy"}, "random": {"networks": 3}})
     assert recipe.search == SearchConfig(strategy="greedy", choose="log-width")
     assert recipe.random == RandomBaseline(networks=3)

@@ -96,7 +96,7 @@ def test_front_and_progress_are_those_of_the_trials():
 
 
 def test_losses_of_a_supernet_are_drawn_downwards():
-    data = example(ranked_by="loss", supernet_scores={"full": -0.3, "uniform": -0.9})
+    data = example(ranked_by="loss", reference_scores={"full": -0.3, "uniform": -0.9})
     data = replace(data, trials=tuple(replace(t, score=t.score - 1) for t in data.trials))
     data = replace(data, chosen=next(t for t in data.trials if t.number == data.chosen.number))
     front, progress = charts.front(data), charts.progress(data)
@@ -109,7 +109,7 @@ def test_losses_of_a_supernet_are_drawn_downwards():
     assert best["y"][-1] == pytest.approx(-data.chosen.score)
     assert "%" not in best["hovertemplate"].removeprefix("after %{x}: %{y:.4g}")
     lower = -0.9 - data.chosen.score
-    text = f"the loss in the supernet is {abs(lower):.3g} {'above' if lower > 0 else 'below'} that of uniform scaling."
+    text = f"its loss is {abs(lower):.3g} {'above' if lower > 0 else 'below'} that of uniform scaling, scored alike."
     assert text in render(data)
 
 
@@ -120,7 +120,7 @@ def test_law_shows_what_every_width_is_worth():
     assert bars["customdata"] == ["layer0.conv&lt;1&gt;", "layer1.conv&lt;1&gt;", "layer2.conv&lt;1&gt;"]
     page = render(data)
     assert "Doubling layer1.conv&lt;1&gt; adds most." in page
-    assert "The widths chosen are those that the log-width model of all 300 scores holds best" in page
+    assert "The choice is the best configuration by a log-width model of all 300 scores" in page
     by_loss = charts.log_width(example(variables=3, gains=data.gains, ranked_by="loss"), data.gains)
     assert by_loss["data"][0]["y"] == [0.01, 0.03, 0.0]
     assert by_loss["layout"]["yaxis"]["title"]["text"] == "loss saved by twice the width"
@@ -133,7 +133,7 @@ def test_a_search_without_a_law_shows_none():
 
 
 def test_fairness_is_flat_for_bcv2_and_falls_for_ua():
-    ours, ua = charts.fairness(example(variables=1))["data"]
+    ours, ua = charts.all_charts(example(variables=1))["fairness"]["data"]
     assert len(set(ours["y"])) == 1
     assert ua["y"] == sorted(ua["y"], reverse=True)
     assert len(set(ua["y"])) > 1

@@ -18,7 +18,7 @@ from bcnet.space.network import NetworkSpace, trace
 # Where a dropped channel is not the same as a channel of zeros: norms and attention over channels see how many there
 # are, a standardised weight too, a shuffle moves the others, and a channel's neighbours change at the cut.
 NOT_ZEROS = {
-    "LayerScale", "GroupNormed", "GroupDeviation", "Standardized", "Shuffle", "Attention", "ChannelAttention"
+    "LayerScale", "GroupNormed", "GroupDeviation", "Standardized", "Attention", "ChannelAttention"
 }  # fmt: skip
 SIDES = ("left", "right")
 pytestmark = pytest.mark.filterwarnings("ignore:UnequalChunks itself does not run")

@@ -15,6 +15,8 @@ import bcnet
 from bcnet.errors import BcnetError
 
 TINY: dict[str, Any] = {
+    "start": "scratch",
+    "fallback": False,
     "groups": 4,
     "supernet": {"epochs": 2},
     "search": {"evaluations": 8, "population": 4},
@@ -178,16 +180,16 @@ def test_everything_bcnet_offers_is_there_and_documented() -> None:
 
 def test_small_batches_of_a_loader_are_scored_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch norm uses the statistics of the scoring batch, so batches of a few images would tell little."""
-    from bcnet.run import stages
+    from bcnet.run.stages import scoring
 
     sizes: list[int] = []
 
-    class Watched(stages.Evaluator):
+    class Watched(scoring.SharedEvaluator):
         def __init__(self, net: Any, batches: Any, *more: Any):
             sizes.extend(len(x) for x, _ in batches)
             super().__init__(net, batches, *more)
 
-    monkeypatch.setattr(stages, "Evaluator", Watched)
+    monkeypatch.setattr(scoring, "SharedEvaluator", Watched)
     settings = {**TINY, "compare": [], "loading": {"eval_batch_size": 24}}
     bcnet.slim(classifier(), EXAMPLE, loader(labels()), loader(labels(), 5), recipe=settings, progress=False)
     assert sizes == [24, 24]

@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -263,6 +264,47 @@ def test_sources_of_extras_without_them(monkeypatch: pytest.MonkeyPatch) -> None
         "torchvision has no classification model 'some_nte': did you mean 'some_net'?"
     )
     assert error_of("timm:odd") == "timm:odd cannot be built: RuntimeError: would download"
+
+
+def test_pretrained_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Published weights are asked for, torchvision's last layers replaced; offline it is one sentence."""
+
+    def network(classes: int) -> nn.Module:
+        made = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, classes), nn.Conv2d(4, classes, 1))
+        made.num_classes, made.default_cfg = classes, {"input_size": (3, 3, 3)}
+        return made
+
+    asked: list[tuple[object, ...]] = []
+
+    def create_model(name: str, pretrained: bool, num_classes: int = 1000) -> nn.Module:
+        asked.append(("timm", pretrained, num_classes))
+        return network(num_classes)
+
+    def get_model(name: str, weights: str | None, num_classes: int = 1000) -> nn.Module:
+        if name == "offline":
+            raise URLError("no route to host")
+        if weights is not None and num_classes != 1000:
+            raise ValueError("another number of classes")
+        asked.append(("torchvision", weights, num_classes))
+        return network(num_classes)
+
+    models = SimpleNamespace(list_models=lambda module: ["net", "offline"], get_model=get_model)
+    fake = SimpleNamespace(is_model=lambda name: name == "net", create_model=create_model)
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=models))
+    for spec in ("timm:net", "torchvision:net"):
+        for classes in (None, 7):
+            loaded = load_model(spec, None, classes, pretrained=True)
+            wanted = classes or 1000
+            assert loaded.classes == loaded.model[2].out_features == loaded.model[3].out_channels == wanted
+    assert asked == [("timm", True, 1000), ("timm", True, 7), *[("torchvision", "DEFAULT", 1000)] * 2]
+    assert error_of("torchvision:offline", None, None, True) == (
+        "the pretrained weights of torchvision:offline cannot be had (URLError: <urlopen error no route to host>): go "
+        "online once, so that they are cached, or give a file of weights"
+    )
+    assert error_of("zoo:vgg19_cifar", None, None, True) == (
+        "there are no pretrained weights of zoo:vgg19_cifar: give a file of weights, or take timm or torchvision"
+    )
 
 
 def test_timm_and_torchvision_agree_on_resnet18() -> None:

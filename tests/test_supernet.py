@@ -220,16 +220,6 @@ def test_dropout_follows_the_mode() -> None:
     assert torch.equal(net(x, net.space.max), net(x, net.space.max))
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.last = nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.last(torch.relu(self.conv(x + y)))
-
-
 def test_bad_requests_say_what_is_wrong() -> None:
     space = space_of("concat")
     net = Supernet(space)
@@ -244,11 +234,6 @@ def test_bad_requests_say_what_is_wrong() -> None:
         assert str(error.value) == message
     with pytest.raises(BcnetError, match=r"^unknown principle 'bcv3': did you mean"):
         Supernet(space, "bcv3")
-    with pytest.raises(BcnetError) as error:
-        Supernet(trace(TwoInputs().double(), (x, x)))
-    assert str(error.value) == (
-        "TwoInputs takes 2 inputs, but a supernet is trained on one: wrap it in a module that takes a single tensor"
-    )
 
 
 def test_it_moves_and_copies_as_a_module_does() -> None:

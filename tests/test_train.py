@@ -153,10 +153,10 @@ def test_regression_with_a_loss_and_score_of_ones_own() -> None:
     data = from_loaders(DataLoader(TensorDataset(x, target), 32, shuffle=True, drop_last=True), [(x, target)])
     task = Task(F.mse_loss, lambda output, y: -(output - y).square().mean(1))
     net = toy.supernet(dropout=0.0, outputs=2)
-    before = Evaluator(net, data.val, task).score(net.space.max)
+    before = Evaluator(net, data.val, task).measure(net.space.max)
     training = SupernetTraining(optimisation=Optimisation(epochs=10, lr=0.1))
     trained = train_supernet(net, data.train, training, task)
-    after = Evaluator(net, data.val, task).score(net.space.max)
+    after = Evaluator(net, data.val, task).measure(net.space.max)
     assert after.score[0] > before.score[0]
     assert after.score[0] == pytest.approx(-after.loss[0], rel=1e-5)
     assert trained.history[-1][1] < 0.5 * trained.history[0][1]
@@ -169,7 +169,7 @@ def test_digits_are_learnt() -> None:
     space = trace(zoo.build("digits_cnn", (16, 16, 32, 24, 32)), torch.zeros(2, 1, 8, 8), groups=4, base=2)
     net = Supernet(space)
     train_supernet(net, data.train, SupernetTraining(optimisation=Optimisation(epochs=5, lr=0.5)))
-    widest, narrowest = Evaluator(net, data.val).score([space.max, space.min]).score
+    widest, narrowest = Evaluator(net, data.val).measure([space.max, space.min]).score
     assert widest > 0.9
     assert narrowest > 0.8
 

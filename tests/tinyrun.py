@@ -23,6 +23,8 @@ tiny.input_shape = (1, 8, 8)
 """
 
 SETTINGS: dict[str, Any] = {
+    "start": "scratch",
+    "fallback": False,
     "data": "digits",
     "val_fraction": 0.2,
     "loading": {"batch_size": 256},

@@ -43,7 +43,7 @@ def train(place: distributed.Place, folder: Path, stop: int | None = None) -> tu
     source = toy.source(shard=place.shard)
     trained = train_supernet(net, source, toy.config(), None, folder, lambda now: seen.append(now.images))
     log = trained.log
-    scores = Evaluator(net, [toy.images(64)]).score(toy.some_widths(net))
+    scores = Evaluator(net, [toy.images(64)]).measure(toy.some_widths(net))
     return net, {
         "steps": torch.tensor(len(seen)),
         "images": torch.tensor(seen[0]),

@@ -104,4 +104,17 @@ def main() -> None:
     """The console script ``bcnet``."""
     from bcnet.cli import app
 
-    app(prog_name="bcnet")
+    app(_spread(sys.argv[1:]), prog_name="bcnet")
+
+
+def _spread(arguments: Sequence[str]) -> list[str]:
+    """``--targets a=1 b=2`` as ``--targets a=1 --targets b=2``, which is how typer takes several values."""
+    found: list[str] = []
+    several = False
+    for argument in arguments:
+        if several and "=" in argument and not argument.startswith("-") and found[-1] != "--targets":
+            found.append("--targets")
+        else:
+            several = argument == "--targets" or (several and found[-1:] == ["--targets"])
+        found.append(argument)
+    return found

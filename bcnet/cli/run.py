@@ -14,6 +14,8 @@ from bcnet.errors import BcnetError
 if TYPE_CHECKING:
     from bcnet.run.recipe import Recipe
 
+START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "score", "least")
+"""Keys whose defaults depend on where networks start."""
 DATA_FORMS = "digits, cifar10:FOLDER or imagefolder:FOLDER"
 
 
@@ -21,6 +23,12 @@ def run(
     model: Annotated[str | None, options.MODEL] = None,
     data: Annotated[str | None, options.DATA] = None,
     budget: Annotated[list[str] | None, options.BUDGET] = None,
+    targets: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Several budgets, a slim network for each.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="The trained weights: .safetensors, or .pt, .pth.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights timm or torchvision publish.")] = False,
+    start: Annotated[str | None, typer.Option(help="trained: keep what it has learnt; or scratch.")] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe by name or file; see `bcnet recipe list`.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
@@ -34,7 +42,7 @@ def run(
     log: Annotated[str, options.LOG] = "",
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Find a slim network within a budget: trace, train, search, retrain, compare, export, report.
+    """Slim a network within a budget: what it has learnt is kept, and the slim networks learn from it.
 
     With nothing said, a small network on the embedded digits is slimmed to half its FLOPs.
     """
@@ -46,10 +54,21 @@ def run(
         raise BcnetError(f"--log is {log!r:.40}, but it must be tensorboard")
     if resume is not None:
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
-        _refuse({**given, "--set": settings})
+        more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
+        _refuse({**given, **more, "--set": settings})
         work(Run(resume, device), until, as_json, log=log)
         return
-    chosen = _changed(_base(model, data, recipe), model, data, budget, seed, settings or [])
+    changes = {
+        "model": model,
+        "data": data,
+        "budgets": budget,
+        "targets": targets,
+        "weights": None if weights is None else str(weights.expanduser().resolve()),
+        "pretrained": pretrained or None,
+        "start": start,
+        "seed": seed,
+    }
+    chosen = _changed(_base(model, data, recipe), changes, settings or [])
     begun = Run(out if out is not None else _new_folder(chosen), device)
     with begun.lock():
         Run.create(begun.folder, chosen, facts(command_line(), chosen, str(begun.device)))
@@ -82,13 +101,15 @@ def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def _changed(
-    base: Recipe, model: str | None, data: str | None, budget: list[str] | None, seed: int | None, settings: list[str]
-) -> Recipe:
+def _changed(base: Recipe, changes: dict[str, Any], settings: list[str]) -> Recipe:
     """``base`` with what the command line says; files and folders by their full path, so that it works anywhere."""
     content = base.to_dict()
-    options = {"model": model, "data": data, "budgets": budget, "seed": seed}
-    content |= {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in changes.items() if value is not None}
+    if "start" in given and given["start"] != content["start"]:
+        content = {key: value for key, value in content.items() if key not in START_DEPENDENT}
+    if "targets" in given and "budgets" not in given:
+        content.pop("budgets")
+    content |= given
     for setting in settings:
         _set(content, setting)
     content |= {"model": _absolute(str(content["model"])), "data": _absolute(str(content["data"]))}

@@ -46,6 +46,7 @@ def _report(source: LoadedModel, space: NetworkSpace) -> dict[str, Any]:
         "size": space.size,
         **{name: {"min": low[name], "max": high[name]} for name in low},
         "full": high,
+        "reducible_flops": space.reducible_flops,
         "fixed": [{"layer": layer, "reason": reason} for layer, reason in space.fixed],
     }
 
@@ -67,6 +68,7 @@ def _print_space(source: LoadedModel, space: NetworkSpace, own_class: bool) -> N
     kind = type(source.model).__name__
     built = f"the class {kind} itself" if own_class else f"the exported graph of {kind}, without its Python code"
     out.print(f"Networks at other widths are built from {built}.", soft_wrap=True)
+    out.print(f"{space.reducible_flops:.1%} of the FLOPs can be reduced.", soft_wrap=True)
 
 
 def _count(number: int) -> str:

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 STAGES = {
     "trace": "Find the width variables of a run's network, and check its budgets.",
+    "given": "Score the network of a run as it is given, and train it first where it has learnt nothing.",
     "train": "Train the supernet of a run.",
     "search": "Search the widths of a run.",
+    "race": "Let the finalists of a run's search race.",
     "retrain": "Train what a run found, and what it is compared with.",
+    "targets": "Find a slim network for every target of a run.",
     "compare": "Measure the networks of a run side by side.",
     "report": "Write the report of a run.",
 }
@@ -52,6 +55,11 @@ def work(run: Run, until: str, as_json: bool, again: bool = False, log: str = ""
         run.listener = TensorBoard(screen, run.path(log)) if log else screen
         with closing(run.listener):
             run_stages(run, until, again)
+    print_run(run, until, as_json)
+
+
+def print_run(run: Run, until: str, as_json: bool) -> None:
+    """What a run has come to, for people or as JSON."""
     if as_json:
         print_json(_summary(run))
     else:
@@ -75,20 +83,22 @@ def _report_path(run: Run) -> str | None:
 
 
 def _print_summary(run: Run, until: str) -> None:
-    from bcnet.report.words import comparison
+    from bcnet.report import words
     from bcnet.run.report import report_data
 
     out = console()
+    if run.done("targets"):
+        _print_targets(run)
+        return
     if not run.done("compare"):
         out.print(f"{until} is done: {run.folder}", soft_wrap=True)
         return
-    compared = run.read("compare")
-    score = "accuracy" if "top5" in compared["networks"][0] else "score"
+    compared, data = run.read("compare"), report_data(run)
     predicted = all("predicted_ms" in row for row in compared["networks"])
     rows = [
         (
             row["name"],
-            f"{row['score']:.2%}" if score == "accuracy" else f"{row['score']:.6g}",
+            words.score(data, row["score"]),
             row["costs"]["flops"],
             row["costs"]["params"],
             *([f"{row['predicted_ms']:.3g} ms"] if predicted else []),
@@ -99,17 +109,34 @@ def _print_summary(run: Run, until: str) -> None:
     budgets = ", ".join(run.recipe.budgets)
     images = "test" if compared["scored_on"] == "test" else "validation"
     table(
-        f"{run.recipe.model} within {budgets}, trained from scratch; {score} on {images} images",
+        f"{run.recipe.model} within {budgets}, {_began(run)}; {data.metric} on {images} images",
         [
             "network",
-            score,
+            data.metric,
             "FLOPs",
             "parameters",
             *(["latency, predicted", "latency, measured"] if predicted else ["latency"]),
         ],
         rows,
     )
-    for sentence in comparison(report_data(run)):
+    for sentence in words.comparison(data):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     report = _report_path(run) if run.done("report") else None
     out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
+
+
+def _began(run: Run) -> str:
+    return "weights inherited" if run.recipe.start == "trained" else "trained from scratch"
+
+
+def _print_targets(run: Run) -> None:
+    """One line for every target: what ships, and uniform scaling beside it."""
+    rows = []
+    for target in run.read("targets")["targets"]:
+        slim, uniform = target["networks"][target["chosen"]], target["networks"].get("uniform")
+        figures = (f"{slim['score']:.4f}", f"{uniform['score']:.4f}" if uniform else "-")
+        rows.append((target["budget"], target["chosen"], *figures, slim["costs"]["flops"], slim["costs"]["params"]))
+    title = f"{run.recipe.model}, {_began(run)}: a slim network for every target"
+    table(title, ["target", "ships", "score", "uniform", "FLOPs", "parameters"], rows)
+    report = _report_path(run) if run.done("report") else None
+    console().print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)

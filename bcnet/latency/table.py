@@ -24,7 +24,7 @@ from bcnet.latency.timing import Operation, Timer, TimingConfig, open_timer
 from bcnet.space.axis import Size
 from bcnet.space.counting import product
 from bcnet.space.network import NetworkSpace
-from bcnet.space.walk import bind
+from bcnet.space.operators.table import bind
 from bcnet.space.widths import Widths
 
 FORMAT_VERSION = 1

@@ -1,6 +1,7 @@
 """Where a network comes from: the zoo, timm, torchvision, or a Python file of the user's own.
 
-Weights are random: nothing is ever downloaded.
+Weights are as the network draws them, and nothing is downloaded, unless timm's or torchvision's pretrained ones are
+asked for; those of a file are read by :mod:`bcnet.models.weights`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ Shape = tuple[int, int, int]
 
 MOST_VALUES = 2**26  # of one input; keeps a slip of the pen from claiming all memory
 _TORCHVISION_SHAPES = {"inception_v3": (3, 299, 299)}  # its auxiliary head needs more than 224
+_TORCHVISION_CLASSES = 1000
 _FORMS = "zoo:NAME, timm:NAME, torchvision:NAME or path/to/file.py:NAME"
 
 
@@ -57,6 +59,7 @@ class LoadedModel:
         groups: int = 20,
         base: int = 1,
         round_to: int = 1,
+        least: int = 1,
         ignore: Iterable[str] = (),
         squeeze: bool = False,
     ) -> NetworkSpace:
@@ -64,19 +67,29 @@ class LoadedModel:
         if squeeze and not self.kept:
             raise BcnetError(f"{self.spec} keeps no squeeze widths that could be searched too")
         ignored = (*ignore, *(() if squeeze else self.kept))
-        return trace(self.model, self.example, groups=groups, base=base, round_to=round_to, ignore=ignored)
+        grid = {"groups": groups, "base": base, "round_to": round_to, "least": least}
+        return trace(self.model, self.example, ignore=ignored, **grid)
 
 
-def load_model(spec: str, input_shape: Sequence[int] | None = None, classes: int | None = None) -> LoadedModel:
+def load_model(
+    spec: str, input_shape: Sequence[int] | None = None, classes: int | None = None, pretrained: bool = False
+) -> LoadedModel:
     """The network that ``spec`` names: zoo:NAME or NAME, timm:NAME, torchvision:NAME, path/to/file.py:NAME.
 
     ``input_shape`` (C, H, W) overrides the network's own. ``classes`` is asked of the zoo, timm and
-    torchvision; the network of a file decides itself.
+    torchvision; the network of a file decides itself. ``pretrained`` takes the weights that timm or torchvision
+    publish, from their cache where they are in it; the last layer is a new one where ``classes`` is another number.
     """
     shape = None if input_shape is None else _checked(input_shape, "the input shape")
     kind, colon, name = spec.partition(":")
-    if colon and kind in _LOADERS:
-        return _LOADERS[kind](name, shape, classes)
+    if colon and kind in _PUBLISHED:
+        return _PUBLISHED[kind](name, shape, classes, pretrained)
+    if pretrained:
+        raise BcnetError(
+            f"there are no pretrained weights of {spec}: give a file of weights, or take timm or torchvision"
+        )
+    if colon and kind == "zoo":
+        return _from_zoo(name, shape, classes)
     if spec.endswith(".py"):
         raise BcnetError(f"{spec} is a file: write {spec}:NAME, where NAME() in it returns the network")
     if not colon:
@@ -119,23 +132,41 @@ def _from_zoo(name: str, shape: Shape | None, classes: int | None) -> LoadedMode
     return _source(f"zoo:{name}", model, shape or entry.input_shape, classes or entry.classes, kept=kept)
 
 
-def _from_timm(name: str, shape: Shape | None, classes: int | None) -> LoadedModel:
+def _from_timm(name: str, shape: Shape | None, classes: int | None, pretrained: bool) -> LoadedModel:
     timm = _extra("timm")
     if not timm.is_model(name):
         raise BcnetError(f"timm has no model {name!r:.60}{_near(name, timm.list_models())}")
-    model = _built(f"timm:{name}", lambda: timm.create_model(name, pretrained=False, **_asked(classes)))
+    asked = {} if classes is None else {"num_classes": classes}
+    model = _built(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained, **asked), pretrained)
     shape = shape or _checked(model.default_cfg.get("input_size"), f"the input size of timm:{name}")
     return _source(f"timm:{name}", model, shape, model.num_classes)
 
 
-def _from_torchvision(name: str, shape: Shape | None, classes: int | None) -> LoadedModel:
+def _from_torchvision(name: str, shape: Shape | None, classes: int | None, pretrained: bool) -> LoadedModel:
     models = _extra("torchvision").models
     known = models.list_models(module=models)
     if name not in known:
         raise BcnetError(f"torchvision has no classification model {name!r:.60}{_near(name, known)}")
-    model = _built(f"torchvision:{name}", lambda: models.get_model(name, weights=None, **_asked(classes)))
+    asked = {} if classes is None or pretrained else {"num_classes": classes}
+    weights = "DEFAULT" if pretrained else None
+    model = _built(f"torchvision:{name}", lambda: models.get_model(name, weights=weights, **asked), pretrained)
+    if pretrained and classes not in (None, _TORCHVISION_CLASSES):
+        _replace_heads(model, classes)
     shape = shape or _TORCHVISION_SHAPES.get(name, (3, 224, 224))
-    return _source(f"torchvision:{name}", model, shape, classes or 1000)
+    return _source(f"torchvision:{name}", model, shape, classes or _TORCHVISION_CLASSES)
+
+
+def _replace_heads(model: nn.Module, classes: int) -> None:
+    """New last layers: torchvision gives its trained weights with its own number of classes only."""
+    for path, layer in list(model.named_modules()):
+        parent, _, name = path.rpartition(".")
+        if isinstance(layer, nn.Linear) and layer.out_features == _TORCHVISION_CLASSES:
+            head: nn.Module = nn.Linear(layer.in_features, classes)
+        elif isinstance(layer, nn.Conv2d) and layer.out_channels == _TORCHVISION_CLASSES:
+            head = nn.Conv2d(layer.in_channels, classes, 1)
+        else:
+            continue
+        setattr(model.get_submodule(parent), name, head)
 
 
 def _extra(package: str) -> Any:
@@ -151,16 +182,18 @@ def _extra(package: str) -> Any:
         ) from error
 
 
-def _asked(classes: int | None) -> dict[str, int]:
-    return {} if classes is None else {"num_classes": classes}
-
-
-def _built(spec: str, build: Callable[[], Any]) -> Any:
+def _built(spec: str, build: Callable[[], Any], pretrained: bool) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torchvision's remarks on initial weights
             return build()
     except Exception as error:
+        if pretrained:
+            cause = _cause(error).partition(". ")[0]
+            raise BcnetError(
+                f"the pretrained weights of {spec} cannot be had ({cause}): go online once, so that they are cached, "
+                "or give a file of weights"
+            ) from error
         raise BcnetError(f"{spec} cannot be built: {_cause(error)}") from error
 
 
@@ -263,8 +296,7 @@ def _a(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-_LOADERS: dict[str, Callable[[str, Shape | None, int | None], LoadedModel]] = {
-    "zoo": _from_zoo,
+_PUBLISHED: dict[str, Callable[[str, Shape | None, int | None, bool], LoadedModel]] = {
     "timm": _from_timm,
     "torchvision": _from_torchvision,
 }

@@ -30,16 +30,43 @@ _SIZES = {"full": 11, "uniform": 12, "balanced": 12, "random": 12, "found": 17}
 def all_charts(data: ReportData) -> dict[str, Figure]:
     """Every chart by the id of its place on the page."""
     known = {} if data.gains is None else {"log-width": log_width(data, data.gains)}
+    if data.race:
+        known["race"] = race(data)
+    if data.supernet_curve is not None:
+        known["supernet-curve"] = curves([data.supernet_curve])
+    if data.principle is not None:
+        known["fairness"] = fairness(data, get_principle(data.principle))
     return {
         **known,
         "retained": retained(data),
         "front": front(data),
         "progress": progress(data),
-        "supernet-curve": curves([data.supernet_curve]),
         "retrain-curve": curves(data.retrain_curves),
-        "fairness": fairness(data),
         "costs": costs(data),
     }
+
+
+def race(data: ReportData) -> Figure:
+    """What every finalist had on validation after each round it ran in."""
+    key = "loss" if data.ranked_by == "loss" else "score"
+    traces: list[Figure] = []
+    for name in dict.fromkeys(row["name"] for row in data.race):
+        rows = [row for row in data.race if row["name"] == name]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": [row["epochs"] for row in rows],
+                "y": [row[key] if key == "loss" else _score(data, row[key]) for row in rows],
+                "hovertemplate": f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(name)}</extra>",
+            }
+        )
+    return _figure(
+        traces,
+        xaxis={"title": {"text": "epoch"}, "showgrid": False},
+        yaxis={"title": {"text": f"validation {'loss' if key == 'loss' else data.metric}"}},
+    )
 
 
 def retained(data: ReportData) -> Figure:
@@ -117,7 +144,7 @@ def front(data: ReportData) -> Figure:
     ]
     points = {who: data.networks[who].costs.get(name) for who in ("full", "uniform") if who in data.networks}
     points["found"] = data.chosen.costs[name]
-    scores = {**data.supernet_scores, "found": data.chosen.score}
+    scores = {**data.reference_scores, "found": data.chosen.score}
     for who, at in points.items():
         if at is not None and scores.get(who) is not None:
             traces.append(_point(data, who, at / scale, _score(data, scores[who]), unit))
@@ -125,7 +152,7 @@ def front(data: ReportData) -> Figure:
     return _figure(
         traces,
         xaxis={"title": {"text": words.COSTS.get(name, name)}, "tickformat": "~s", "ticksuffix": unit},
-        yaxis=_supernet_axis(data),
+        yaxis=_score_axis(data),
         shapes=[_line({"x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}, "--mute")],
         annotations=[_label(escape(data.first_budget.text), x=limit, y=0, yref="paper", xanchor="left", xshift=5)],
     )
@@ -150,15 +177,15 @@ def progress(data: ReportData) -> Figure:
         },
     ]
     shapes, labels = [], []
-    uniform = data.supernet_scores.get("uniform")
+    uniform = data.reference_scores.get("uniform")
     if uniform is not None:
         y = _score(data, uniform)
         shapes = [_line({"x0": 0, "x1": 1, "xref": "paper", "y0": y, "y1": y}, "--uniform")]
         labels = [_label("uniform", x=1, xref="paper", y=y, xanchor="right", colour="--uniform")]
     return _figure(
         traces,
-        xaxis={"title": {"text": "widths scored"}, "rangemode": "tozero", "showgrid": False},
-        yaxis=_supernet_axis(data),
+        xaxis={"title": {"text": "configurations scored"}, "rangemode": "tozero", "showgrid": False},
+        yaxis=_score_axis(data),
         shapes=shapes,
         annotations=labels,
     )
@@ -223,9 +250,8 @@ def curves(given: Sequence[Curve]) -> Figure:
     )
 
 
-def fairness(data: ReportData) -> Figure:
+def fairness(data: ReportData, chosen: Principle) -> Figure:
     """How often each channel is used; one pair of traces per variable, of which the page shows one."""
-    chosen = get_principle(data.principle)
     traces = []
     for number, variable in enumerate(data.variables):
         shown = {"visible": number == widest(data)}
@@ -340,22 +366,26 @@ def _thinned(trials: Sequence[Trial]) -> Sequence[Trial]:
 
 
 def _score(data: ReportData, value: float | None) -> float:
-    """What the supernet gave for widths, as it is shown: a loss stands behind its negation."""
+    """What the search's scorer gave for a configuration, as it is shown: a loss stands behind its negation."""
     assert value is not None
     if data.ranked_by == "loss":
         return -value
-    return 100 * value if data.percent else value
+    shown = value if data.higher_is_better else -value
+    return 100 * shown if data.percent else shown
 
 
 def _percent(data: ReportData) -> str:
     return "%" if data.percent and data.ranked_by == "score" else ""
 
 
-def _supernet_axis(data: ReportData) -> Figure:
+def _score_axis(data: ReportData) -> Figure:
     """Up is better, so an axis of losses is turned over."""
+    where = "before training" if data.principle is None else "in the supernet"
     if data.ranked_by == "loss":
-        return {"title": {"text": "loss in the supernet"}, "autorange": "reversed"}
-    return {"title": {"text": f"{data.metric} in the supernet{' (%)' if data.percent else ''}"}}
+        return {"title": {"text": f"loss {where}"}, "autorange": "reversed"}
+    unit = "%" if data.percent else data.unit
+    title = {"title": {"text": f"{data.metric} {where}{f' ({unit})' if unit else ''}"}}
+    return title if data.higher_is_better else {**title, "autorange": "reversed"}
 
 
 def _unit(name: str) -> tuple[str, float]:

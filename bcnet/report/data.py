@@ -10,7 +10,10 @@ from bcnet.search.constraints import Budget
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
 
-NAMES = ("full", "uniform", "balanced", "random", "found")
+NAMES = (
+    "full", "uniform", "balanced", "random", "random-global", "l1-global", "l2-global", "bn-scale-global",
+    "taylor-global", "fpgm-global", "lamp-global", "found",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,15 @@ class Curve:
 class ReportData:
     """Everything a report shows. ``networks`` are by name, of :data:`NAMES`; ``full`` and ``found`` must be there.
 
-    ``full_widths`` (L,) are those of the original; ``supernet_scores`` what the supernet gave for ``full`` and
-    ``uniform``; ``ranked_by`` says whether these and the trials' are scores or negated losses; ``gains`` (L,) are what
-    the log-width model holds for doubling each width, where it chose; ``percent`` says that scores are shares, shown in
-    percent; ``count`` is how many samples they are means of, where known; ``facts`` and ``notes`` are for people.
+    ``full_widths`` (L,) are those of the original; ``reference_scores`` what the search's scorer gave for ``full`` and
+    ``uniform``; ``principle`` and ``supernet_curve`` are None where no supernet was trained; ``inherited`` says that
+    networks began with the weights of the given one, and ``race`` what its finalists had after each round; ``slim`` is
+    the name of the network that ships; ``ranked_by`` says whether these and the trials' are scores or negated losses;
+    ``gains`` (L,) are what the log-width model holds for doubling each width, where it chose; ``percent`` says that
+    scores are shares, shown in percent; ``count`` is how many samples they are means of, where known; ``learnt``
+    says whether the network that ships knows more than chance; ``facts`` and ``notes`` are for people. Scores of which
+    lower is better are negated here (``higher_is_better``), and shown as
+    they were given, with their ``unit``.
     """
 
     model: str
@@ -53,18 +61,24 @@ class ReportData:
     budgets: tuple[Budget, ...]
     variables: tuple[WidthVariable, ...]
     full_widths: tuple[int, ...]
-    principle: str
+    principle: str | None
     networks: Mapping[str, Figures]
     trials: tuple[Trial, ...]
     chosen: Trial
-    supernet_scores: Mapping[str, float]
-    supernet_curve: Curve
+    reference_scores: Mapping[str, float]
+    supernet_curve: Curve | None
     retrain_curves: tuple[Curve, ...]
     recipe: str
     command: str
     repeat: str
     facts: Mapping[str, str]
     ranked_by: str = "score"
+    inherited: bool = False
+    race: tuple[Mapping[str, Any], ...] = ()
+    learnt: bool = True
+    unit: str = ""
+    higher_is_better: bool = True
+    slim: str = "found"
     gains: tuple[float, ...] | None = None
     count: int | None = None
     notes: tuple[str, ...] = ()
@@ -76,7 +90,8 @@ class ReportData:
 
     @property
     def found(self) -> Figures:
-        return self.networks["found"]
+        """The network that ships."""
+        return self.networks[self.slim]
 
     @property
     def first_budget(self) -> Budget:

@@ -25,10 +25,10 @@ def render(data: ReportData) -> str:
     """The report as one HTML text."""
     parts = {
         "title": escape(f"{words.headline(data)} · {data.model}"),
-        "style": _file("page.css"),
-        "plotly": _plotly(),
-        "script": _file("page.js"),
-        "charts": _as_json(all_charts(data)),
+        "style": file_text("page.css"),
+        "plotly": plotly_source(),
+        "script": file_text("page.js"),
+        "charts": as_json(all_charts(data)),
         "version": escape(__version__),
         "model": escape(data.model),
         "data": escape(data.data),
@@ -42,9 +42,9 @@ def render(data: ReportData) -> str:
         "front": escape(_front(data)),
         "progress": escape(_progress(data)),
         "log_width": _log_width(data),
-        "variables": _variables(data),
-        "fairness": escape(_fairness(get_principle(data.principle), data.variables[widest(data)])),
-        "fair": escape(_fair(data)),
+        "how": escape(_how(data)),
+        "training": _training(data),
+        "fairness": _fairness_section(data),
         "latency": escape(words.latency(data)),
         "notes": _notes(data.notes),
         "export": _export(data),
@@ -53,14 +53,16 @@ def render(data: ReportData) -> str:
         "facts": _facts(data),
         "recipe": escape(data.recipe.strip()),
     }
-    return Template(_file("page.html")).substitute(parts)
+    return Template(file_text("page.html")).substitute(parts)
 
 
-def _file(name: str) -> str:
+def file_text(name: str) -> str:
+    """A file of the page: its style sheet or its script."""
     return (HERE / name).read_text("utf-8")
 
 
-def _plotly() -> str:
+def plotly_source() -> str:
+    """Plotly's script, ready to stand in a script element."""
     try:
         source: str = importlib.import_module("plotly.offline").get_plotlyjs()
     except ModuleNotFoundError:
@@ -68,7 +70,7 @@ def _plotly() -> str:
     return source.replace("</script", "<\\/script")
 
 
-def _as_json(value: object) -> str:
+def as_json(value: object) -> str:
     """JSON that cannot end the script element it stands in."""
     return json.dumps(_finite(value), separators=(",", ":"), ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
@@ -172,8 +174,45 @@ def _widths(data: ReportData) -> str:
 def _front(data: ReportData) -> str:
     inside = sum(trial.feasible for trial in data.trials)
     return (
-        f"{len(data.trials):,} widths were scored with the supernet's shared weights, {inside:,} of them within the "
-        f"budget. These scores rank widths; the {data.metric} that counts is that after training from scratch, above."
+        f"{len(data.trials):,} configurations were scored {_scored_with(data)}, {inside:,} of them within the "
+        f"budget. These scores rank configurations; the {data.metric} that counts is that after training, above."
+    )
+
+
+def _scored_with(data: ReportData) -> str:
+    return "with the weights they inherit" if data.principle is None else "with the supernet's shared weights"
+
+
+def _how(data: ReportData) -> str:
+    began = "began with the most important channels of your network" if data.inherited else "were trained from scratch"
+    return (
+        f"All slim networks {began} and were trained by the same recipe, once each, with seed "
+        f"{data.facts.get('seed', '0')}: small differences can be chance. Percentages are of the full network."
+    )
+
+
+def _training(data: ReportData) -> str:
+    charts = {"retrain-curve": "Slim networks" if data.inherited else "Networks from scratch"}
+    if data.race:
+        charts = {"race": "The race of the finalists, on validation images", **charts}
+    if data.supernet_curve is not None:
+        charts = {"supernet-curve": "The supernet, all paths", **charts}
+    return "".join(
+        f'<div><h3>{title}</h3><div class="chart low" id="{name}"></div></div>' for name, title in charts.items()
+    )
+
+
+def _fairness_section(data: ReportData) -> str:
+    """How evenly the supernet's channels are trained, where there is one."""
+    if data.principle is None:
+        return ""
+    principle = get_principle(data.principle)
+    verdict = _fairness(principle, data.variables[widest(data)])
+    return (
+        f"<section><h2>Fairness of the supernet</h2><p>{escape(_fair(data, principle))}</p>"
+        '<p class="picker"><label>Width variable '
+        f'<select id="fairness-variable">{_variables(data, principle)}</select></label></p>'
+        f'<p id="fairness-verdict">{escape(verdict)}</p><div class="chart low" id="fairness"></div></section>'
     )
 
 
@@ -182,16 +221,16 @@ def _progress(data: ReportData) -> str:
         return ""
     gain = f"The best was found at evaluation {data.chosen.number} of {len(data.trials):,}"
     if data.gains is not None:
-        gain = f"The widths chosen are those that the log-width model of all {len(data.trials):,} scores holds best"
-    uniform = data.supernet_scores.get("uniform")
+        gain = f"The choice is the best configuration by a log-width model of all {len(data.trials):,} scores"
+    uniform = data.reference_scores.get("uniform")
     if uniform is None:
         return f"{gain}."
     difference = data.chosen.score - uniform
     if data.ranked_by == "loss":
         where = "below" if difference >= 0 else "above"
-        return f"{gain}: the loss in the supernet is {abs(difference):.3g} {where} that of uniform scaling."
+        return f"{gain}: its loss is {abs(difference):.3g} {where} that of uniform scaling, scored alike."
     where = "above" if difference >= 0 else "below"
-    return f"{gain}: {words.gap(data, difference)} {where} uniform scaling in the supernet."
+    return f"{gain}: {words.gap(data, difference)} {where} uniform scaling, scored alike."
 
 
 def _log_width(data: ReportData) -> str:
@@ -200,7 +239,7 @@ def _log_width(data: ReportData) -> str:
         return ""
     most = data.variables[data.gains.index(max(data.gains))].name
     return (
-        "<h3>What a width is worth</h3><p>Single scores of a supernet err, and a search finds those that err upwards. "
+        "<h3>What a width is worth</h3><p>Single scores err, and a search finds those that err upwards. "
         "So a log-width model is fitted to all of them: doubling a width adds a fixed amount, never negative, the same "
         f"for each of its layers unless the scores tell otherwise. Doubling {escape(most)} adds most."
         '</p><div class="chart low" id="log-width"></div>'
@@ -215,8 +254,7 @@ def _fairness(principle: Principle, variable: WidthVariable) -> str:
     return f"Its {len(uses)} channels are used {low} to {high} times: not fair."
 
 
-def _fair(data: ReportData) -> str:
-    principle = get_principle(data.principle)
+def _fair(data: ReportData, principle: Principle) -> str:
     fair = sum(principle.fair(variable) for variable in data.variables)
     count = len(data.variables)
     which = f"all {count} width variables" if fair == count else f"{fair} of {count} width variables"
@@ -226,8 +264,8 @@ def _fair(data: ReportData) -> str:
     )
 
 
-def _variables(data: ReportData) -> str:
-    principle, first = get_principle(data.principle), widest(data)
+def _variables(data: ReportData, principle: Principle) -> str:
+    first = widest(data)
     return "".join(
         f"<option{' selected' if i == first else ''} data-verdict='{escape(_fairness(principle, v), quote=True)}'>"
         f"{escape(v.name)}</option>"

@@ -9,24 +9,49 @@ from bcnet.report.data import Figures, ReportData
 from bcnet.search.constraints import format_cost
 
 COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
+CRITERIA = {
+    "l1": "L1 norms",
+    "l2": "L2 norms",
+    "bn-scale": "batch-norm scales",
+    "taylor": "first-order Taylor scores",
+    "fpgm": "distances from the geometric median",
+    "lamp": "LAMP scores",
+}
 RIVALS = {
     "uniform": "scaling all layers alike",
     "balanced": "balancing layers without a search",
     "random": "the best of random widths",
+    "random-global": "cutting channels at random",
+    **{f"{name}-global": f"one threshold on {label} over all layers" for name, label in CRITERIA.items()},
 }
 """What the network found is compared with at its own budget."""
 
+NOT_LEARNT = (
+    "Its outputs score no better with the targets of their own inputs than with those of others: train it for longer, "
+    "at another rate, or check the data."
+)
+
 
 def score(data: ReportData, value: float) -> str:
-    """``97.35%`` of a share, else four digits; a dash for what was not measured."""
+    """``97.35%`` of a share, else four digits and the unit; a dash for what was not measured."""
     if math.isnan(value):
         return "–"
-    return f"{100 * value:.2f}%" if data.percent else f"{value:.4g}"
+    shown = value if data.higher_is_better else -value
+    return f"{100 * shown:.2f}%" if data.percent else f"{shown:.4g}{_unit(data)}"
 
 
 def gap(data: ReportData, value: float) -> str:
     """The size of a difference of two scores: ``0.84 points``."""
-    return f"{abs(100 * value):.2f}\N{NO-BREAK SPACE}points" if data.percent else f"{abs(value):.3g}"
+    return f"{abs(100 * value):.2f}\N{NO-BREAK SPACE}points" if data.percent else f"{abs(value):.3g}{_unit(data)}"
+
+
+def _unit(data: ReportData) -> str:
+    return f"\N{NO-BREAK SPACE}{data.unit}" if data.unit else ""
+
+
+def direction(data: ReportData, difference: float) -> str:
+    """Whether a score that is better by ``difference`` is more or less of the metric."""
+    return "more" if (difference > 0) == data.higher_is_better else "less"
 
 
 def share(part: float, whole: float) -> str:
@@ -46,6 +71,12 @@ def milliseconds(value: float | None) -> str:
 def headline(data: ReportData) -> str:
     """The verdict in one line."""
     name = data.first_budget.name
+    if not data.learnt:
+        return f"the slim network has not learnt anything: {score(data, data.found.score)} {data.metric}"
+    if data.inherited and not math.isnan(data.full.score):
+        slim = share(data.found.costs[name], data.full.costs[name])
+        before, after = score(data, data.full.score), score(data, data.found.score)
+        return f"your network: {before} at 100% → slim: {after} at {slim} of the {COSTS.get(name, name)}"
     at = f"{share(data.found.costs[name], data.full.costs[name])} of the {COSTS.get(name, name)}"
     if math.isnan(data.full.score):
         return f"{at}, {score(data, data.found.score)} {data.metric}"
@@ -53,8 +84,9 @@ def headline(data: ReportData) -> str:
     if _same(difference):
         return f"{at} at the same {data.metric}"
     if difference > 0:
-        return f"{at}, and {gap(data, difference)} more {data.metric}"
-    return f"{at} for {gap(data, difference)} of {data.metric}"
+        return f"{at}, and {gap(data, difference)} {direction(data, difference)} {data.metric}"
+    of = "of" if data.higher_is_better else "more"
+    return f"{at} for {gap(data, difference)} {of} {data.metric}"
 
 
 def verdict(data: ReportData) -> list[str]:
@@ -64,14 +96,19 @@ def verdict(data: ReportData) -> list[str]:
         f"Within {budget}, the widths found for {data.model} reach {score(data, data.found.score)} {data.metric} "
         f"on the {data.scored_on} of {data.data}"
         + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}."),
+        *([] if data.learnt else [NOT_LEARNT]),
         *comparison(data),
     ]
 
 
 def comparison(data: ReportData) -> list[str]:
     """What was found beside other networks of the same budget, in up to two sentences, and what may be chance."""
-    rivals = [data.networks[name] for name in RIVALS if name in data.networks]
+    rivals = [data.networks[name] for name in RIVALS if name in data.networks and name != data.slim]
     sentences = []
+    if data.slim != "found":
+        sentences.append(
+            f"On validation images {RIVALS[data.slim]} did better than what the search found, so that is what ships."
+        )
     if rivals:
         sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
     behind = max((rival.score - data.found.score for rival in rivals), default=0.0)
@@ -97,7 +134,7 @@ def _against(data: ReportData, rival: Figures) -> str:
     difference = data.found.score - rival.score
     if _same(difference):
         return f"{what} does as well ({score(data, rival.score)})"
-    return f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {'less' if difference > 0 else 'more'}"
+    return f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {direction(data, -difference)}"
 
 
 def _same(difference: float) -> bool:

@@ -32,7 +32,7 @@ CHECKED = 8  # inputs that an exported network is held against its original with
 def export_run(
     run: Run, to: str = "torch", out: str | Path | None = None, tolerance: float = TOLERANCE
 ) -> dict[str, Any]:
-    """Export the network that ``run`` found, into ``out`` or RUN/export.
+    """Export the slim network of ``run``, into ``out`` or RUN/export.
 
     Returns what was written: ``path``, ``files``, the largest ``difference`` from PyTorch (None for ``torch``, whose
     weights are the network's own), whether it takes ``any_batch``, and ``latency_ms`` of ``original`` and ``slim``.
@@ -42,7 +42,7 @@ def export_run(
     if to == "onnx":
         _onnxruntime()
     folder = run.path("export") if out is None else Path(out)
-    network = run.network("found")
+    network = run.network()
     save(folder, network, description(run))
     network, inputs = network.cpu(), (_real_inputs(run),)
     original = run.fresh(run.full).cpu().eval()
@@ -65,8 +65,8 @@ def export_run(
 
 
 def description(run: Run) -> Description:
-    """How to build the network again that ``run`` found."""
-    widths = dict(zip(run.space.names, map(int, run.read("retrain/found")["widths"]), strict=True))
+    """How to build the slim network of ``run`` again."""
+    widths = dict(zip(run.space.names, map(int, run.read(f"retrain/{run.chosen}")["widths"]), strict=True))
     return Description(
         widths=widths,
         inputs=(tuple(run.source.input_shape),),

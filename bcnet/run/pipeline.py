@@ -1,21 +1,27 @@
 """From a network and a budget to a slim network: the stages in their order, and the folder they leave.
 
-trace → train → search → retrain → compare → export → report. A run folder holds::
+trace → given → (train) → search → race → retrain → compare → export → report; the paper's way has train and neither
+given nor race. A run folder holds::
 
     recipe.yaml              the exact recipe: `bcnet run --recipe RUN/recipe.yaml` repeats the run
     run.json                 versions, command, seed, commit, machine, date
     latency.json             the table of latencies that was measured, where a budget names latency
-    trace.json              width variables, budgets, feasibility, widths and costs of the full and smallest network
+    trace.json               width variables, budgets, feasibility, widths and costs of the full and smallest network
+    given.json               what the network knew as it was given, and after training where it knew nothing
+    given.safetensors        its weights: where slim networks begin, and their teacher
     train.json               the supernet's method and history (epoch, loss, rate)
     train.safetensors        its weights (net.*) and the loss log (log.*: steps, widths, losses, normalised)
     search.json              best trial, Pareto front, prior, log-width model, scores of full and uniform, notes
+    race.json                finalists, what each had on validation after every round, the winner's history
+    race.safetensors         the winner's weights; race/ROUND-NAME.json are the rounds as they end
     trials.sqlite            every trial of the search, as it happened (bcnet.search.TrialStore)
     retrain/NAME.json        full, uniform, balanced, random, found: widths, score, loss, costs, history
     retrain/NAME.safetensors their weights, under the names of the given network
-    retrain.json             which of them there are
+    retrain.json             which of them there are, and which ships (chosen)
     compare.json             one row per network: score, costs, latency_ms (and predicted_ms)
     export.json, export/     what was exported
     report.json, report.html the page to look at
+    targets.json, targets/   with several targets, or after `bcnet pick`: a run folder for each
     checkpoints/             training that is not finished; removed when it is
     lock                     the process at work
 
@@ -34,13 +40,18 @@ import torch
 
 from bcnet.errors import BcnetError
 from bcnet.run import stages
+from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.session import Run
+from bcnet.run.targets import Target, known_trials, open_target, target_row
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "trace": (stages.trace_network, "find the width variables"),
+    "given": (stages.score_given, "score the network as it is given"),
     "train": (stages.train, "train the supernet"),
     "search": (stages.find, "search widths within the budget"),
-    "retrain": (stages.retrain_all, "train the networks from scratch"),
+    "race": (stages.race, "race the finalists"),
+    "retrain": (stages.retrain_all, "train the networks that are compared"),
+    "targets": (lambda run: run_targets(run), "a slim network for every target"),
     "compare": (stages.compare, "measure and compare"),
     "export": (stages.export, "export the slim network"),
     "report": (stages.report, "write the report"),
@@ -52,8 +63,9 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
 
     The caller holds ``run.lock()``.
     """
-    check_stage(until)
-    names = list(STAGES)
+    names = stages_of(run.recipe)
+    if until not in names:
+        raise BcnetError(f"this run has no stage {until!r:.40}: it has {', '.join(names)}")
     if again:
         forget(run, until)
     for name in names[: names.index(until) + 1]:
@@ -64,8 +76,51 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
                 stage(run)
 
 
+def stages_of(recipe: Recipe) -> list[str]:
+    """The stages of a run by this recipe, in their order."""
+    if recipe.targets:
+        return ["trace", *(["given"] if recipe.start == "trained" else []), *_supernet(recipe), "targets", "report"]
+    left_out = {"targets"}
+    if recipe.start == "scratch":
+        left_out |= {"given", "race"}
+    if recipe.race is None:
+        left_out.add("race")
+    if not _supernet(recipe):
+        left_out.add("train")
+    return [name for name in STAGES if name not in left_out]
+
+
+def _supernet(recipe: Recipe) -> list[str]:
+    return ["train"] if recipe.scorer == "supernet" else []
+
+
+def run_targets(run: Run) -> None:
+    """Search, race and train for every target in turn; each is a run of its own in RUN/targets."""
+    rows = []
+    for budget in run.recipe.targets:
+        run.listener.note(f"target {budget}")
+        target = open_target(run, budget, run.read("run")["command"])
+        run_stages(target, "compare" if run.recipe.model == PYTHON else "report")
+        rows.append(target_row(target))
+    run.write("targets", {"targets": rows})
+
+
+def pick(run: Run, budget: str) -> Target:
+    """A slim network for one more budget, chosen from the scores that ``run`` has already; nothing is repeated."""
+    trials = known_trials(run)
+    if not trials:
+        raise BcnetError(f"{run.folder} has no scores to pick from yet: `bcnet run --resume {run.folder}` first")
+    target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
+    names = stages_of(target.recipe)
+    if not target.done("search"):
+        run_stages(target, "trace")
+        stages.choose_known(target, trials)
+    run_stages(target, names[-1])
+    return target
+
+
 def check_stage(name: str) -> None:
-    """A :class:`BcnetError` where there is no such stage."""
+    """A :class:`BcnetError` where no run has such a stage."""
     if name not in STAGES:
         raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(STAGES)}")
 

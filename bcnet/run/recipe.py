@@ -20,11 +20,15 @@ from bcnet.errors import BcnetError
 from bcnet.search.config import SearchConfig
 from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
+from bcnet.training.race import RaceConfig
 from bcnet.training.retraining import Distillation, RandomBaseline
-from bcnet.utils.settings import BelowOne, Count, checked, sentence
+from bcnet.utils.settings import BelowOne, Count, Positive, checked, sentence
 
 FORMAT_VERSION = 1
-Compared = Literal["full", "uniform", "balanced", "random"]
+Compared = Literal[
+    "full", "uniform", "balanced", "random",
+    "l1-global", "l2-global", "bn-scale-global", "taylor-global", "fpgm-global", "lamp-global", "random-global",
+]  # fmt: skip
 PYTHON = "python"
 """What stands for model and data in the recipe of a run that was given Python objects."""
 HEAD = 64.0
@@ -42,14 +46,33 @@ class Prior:
     after: BelowOne = 0.0
 
 
+@checked
+@dataclass(frozen=True)
+class Healing:
+    """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
+    and batch-norm statistics of ``calibration`` training batches."""
+
+    steps: Count = 30
+    lr: Positive = 0.02
+    calibration: Count = 8
+
+
 class Recipe(BaseModel):
     """What a run does. ``seed`` is the one seed of everything in it.
+
+    ``start: trained`` begins with the network as it is given: ``weights`` (a file) or ``pretrained`` ones, or those it
+    has; where it knows nothing yet it is trained first, as ``given`` says. Slim networks inherit its most important
+    channels by the criterion ``keep`` and learn from it; the search ranks them by ``score`` (what is left after the
+    ``cut``, after some ``steps`` of ``healing``, or in a ``supernet`` that starts from its weights), and the
+    finalists ``race``. ``start: scratch`` is the paper's way: a supernet from random weights, and networks trained
+    from scratch. ``targets`` are several budgets, each with a slim network of its own.
 
     ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
     is what the search compares widths by in the supernet: their score (accuracy, unless you give a metric) or their
-    loss, which few images tell more surely. ``threads`` of the CPU are torch's own choice where left out; small
-    networks are faster with one.
+    loss, which few images tell more surely; with ``fallback``, scores that differ by no more than chance give way to
+    the loss, and losses that do to balanced widths. ``least`` is the fewest channels a layer may keep. ``threads`` of
+    the CPU are torch's own choice where left out; small networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -57,6 +80,9 @@ class Recipe(BaseModel):
     version: Literal[1] = 1
     about: str = ""
     model: str
+    start: Literal["trained", "scratch"] = "trained"
+    weights: str | None = None
+    pretrained: bool = False
     input: tuple[int, int, int] | None = None
     data: str
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
@@ -64,11 +90,17 @@ class Recipe(BaseModel):
     groups: int = Field(default=20, ge=1)
     base: int = Field(default=1, ge=1)
     round_to: int = Field(default=1, ge=1)
+    least: int = Field(default=4, ge=1)
     ignore: tuple[str, ...] = ()
     squeeze: bool = False
     widen: float = Field(default=1.0, ge=1, le=4)
     budgets: tuple[str, ...] = Field(default=("flops=50%",), min_length=1)
+    targets: tuple[str, ...] = ()
     paper_budgets: tuple[str, ...] = ()
+    given: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
+    keep: Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"] = "l2"
+    score: Literal["steps", "cut", "supernet"] = "steps"
+    healing: Healing = Healing()
     method: str = "bcv2"
     sampling: PathSampling | None = None
     backward: Literal["path", "step"] = "path"
@@ -76,10 +108,12 @@ class Recipe(BaseModel):
     supernet: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
-    rank_by: Literal["score", "loss"] = "score"
-    search: SearchConfig = SearchConfig(choose="log-width")
-    retrain: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
-    distillation: Distillation | None = None
+    rank_by: Literal["score", "loss"] = "loss"
+    fallback: bool = True
+    search: SearchConfig = SearchConfig(choose="log-width", evaluations=100, population=20)
+    race: RaceConfig | None = RaceConfig()
+    retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=1, weight_decay=5e-4, head=HEAD)
+    distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
     compare: tuple[Compared, ...] = ("full", "uniform")
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
@@ -92,9 +126,15 @@ class Recipe(BaseModel):
     def _complete_groups(cls, data: Any) -> Any:
         """What a group of settings leaves out is this recipe's default, not its class's."""
         content = dict(data)
-        for key, entry in cls.model_fields.items():
-            if key in _GROUPS and entry.default is not None and isinstance(content.get(key), Mapping):
-                content[key] = {**asdict(entry.default), **content[key]}
+        if content.get("targets"):
+            content.setdefault("budgets", [content["targets"][0]])
+        defaults = {key: entry.default for key, entry in cls.model_fields.items()}
+        if content.get("start") == "scratch":
+            defaults |= _SCRATCH
+            content = {**{key: value for key, value in _SCRATCH.items() if key not in content}, **content}
+        for key in _GROUPS:
+            if defaults[key] is not None and isinstance(content.get(key), Mapping):
+                content[key] = {**asdict(defaults[key]), **content[key]}
         return content
 
     @field_validator("method")
@@ -112,14 +152,31 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"random.epochs is {self.random.epochs}, but it must be at most retrain.epochs, {self.retrain.epochs}"
             )
+        if self.targets and self.budgets != self.targets[:1]:
+            raise ValueError("targets and budgets both say how slim the network must be: keep one of them")
+        if len(set(self.targets)) != len(self.targets):
+            raise ValueError("targets names a budget twice: keep one of them")
+        if self.start == "trained" and self.widen != 1:
+            raise ValueError("widen needs start: scratch, as a trained network has no weights for more channels")
+        if self.start == "scratch" and (self.weights or self.pretrained):
+            key = "weights" if self.weights else "pretrained"
+            raise ValueError(f"{key} needs start: trained, as start: scratch throws the weights of the network away")
+        if self.weights and self.pretrained:
+            raise ValueError("weights and pretrained both say where the weights come from: keep one of them")
         if self.search.seed != 0:
             raise ValueError("search.seed must be left out: the one seed of a recipe is seed")
         return self
 
     @property
+    def scorer(self) -> str:
+        """What the search ranks by: ``steps``, ``cut`` or ``supernet``."""
+        return "supernet" if self.start == "scratch" else self.score
+
+    @property
     def paths(self) -> Method:
-        """Principle and path sampling of the supernet's training."""
-        method = METHODS[self.method]
+        """Principle and path sampling of the supernet's training. One that starts from a trained network has its
+        channels sorted by importance, which only UA's nested widths keep together."""
+        method = METHODS[self.method if self.start == "scratch" else "autoslim"]
         return method if self.sampling is None else Method(method.principle, self.sampling)
 
     def changed(self, **changes: Any) -> Recipe:
@@ -208,8 +265,21 @@ def _sentence(error: ValidationError) -> str:
     return sentence(error, known)
 
 
+_SCRATCH: dict[str, Any] = {
+    "least": 1,
+    "rank_by": "score",
+    "search": SearchConfig(choose="log-width"),
+    "retrain": Optimisation(epochs=60, weight_decay=5e-4, head=HEAD),
+    "distillation": None,
+    "race": None,
+}
+"""The defaults that differ where networks are trained from scratch."""
+
 _GROUPS: dict[str, Any] = {
     "loading": LoadOptions,
+    "given": Optimisation,
+    "healing": Healing,
+    "race": RaceConfig,
     "sampling": PathSampling,
     "supernet": Optimisation,
     "prior": Prior,

@@ -9,29 +9,72 @@ from typing import Any
 from bcnet.errors import BcnetError
 from bcnet.report import Curve, Figures, ReportData, render
 from bcnet.report.data import NAMES
+from bcnet.report.tradeoff import Tradeoff, TradeoffPoint, render_tradeoff
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON
 from bcnet.search.constraints import Budget
 from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
-from bcnet.utils.files import clear_errors, write_file
 
 
 def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run to ``out``, or to report.html in its folder."""
     opened = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    path = opened.path("report.html") if out is None else Path(out)
-    page = render(report_data(opened))
-    with clear_errors(str(path)):
-        write_file(path, page.encode())
+    return _write_page(opened, render(report_data(opened)), out)
+
+
+def write_tradeoff(run: RunFolder, out: str | Path | None = None) -> Path:
+    """Write the page of a run with several targets: accuracy against cost, with links to the report of each."""
+    given = run.read("given") if run.done("given") else None
+    traced = run.read("trace")
+    rows = run.read("targets")["targets"]
+    points, metric = tuple(_point(row) for row in rows), rows[0]["metric"]
+    python = run.recipe.model == PYTHON
+    data = Tradeoff(
+        model="your network" if python else traced["model"],
+        data="your loaders" if python else run.recipe.data,
+        percent=metric["unit"] == "%",
+        cost=points[0].cost,
+        full_cost=traced["costs"]["full"][points[0].cost],
+        full_score=None if given is None else given["score"],
+        points=points,
+        metric=metric["name"],
+        unit="" if metric["unit"] == "%" else metric["unit"],
+        higher_is_better=metric["higher_is_better"],
+    )
+    return _write_page(run, render_tradeoff(data), out)
+
+
+def _point(row: dict[str, Any]) -> TradeoffPoint:
+    networks, chosen = row["networks"], row["chosen"]
+    cost = row["budget"].partition("=")[0].strip()
+    uniform = networks.get("uniform")
+    return TradeoffPoint(
+        budget=row["budget"],
+        folder=row["folder"],
+        cost=cost if cost in networks[chosen]["costs"] else "flops",
+        slim=(networks[chosen]["costs"].get(cost, 0), networks[chosen]["score"]),
+        uniform=None if uniform is None else (uniform["costs"].get(cost, 0), uniform["score"]),
+        chosen=chosen,
+    )
+
+
+def _write_page(run: RunFolder, page: str, out: str | Path | None) -> Path:
+    path = run.path("report.html") if out is None else Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, "utf-8")
+    except OSError as error:
+        raise BcnetError(f"cannot write {path}: {error.strerror or error}") from None
     return path
 
 
 def report_data(run: RunFolder | str | Path) -> ReportData:
     """The data of a run whose networks were compared; the export is shown where there is one."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    parts = {name: folder.read(name) for name in ("run", "trace", "train", "search", "compare")}
+    parts: dict[str, Any] = {name: folder.read(name) for name in ("run", "trace", "search", "compare")}
+    parts["train"] = folder.read("train") if folder.done("train") else None
     try:
         return _assembled(folder, **parts)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -42,12 +85,12 @@ def _assembled(
     folder: RunFolder,
     run: dict[str, Any],
     trace: dict[str, Any],
-    train: dict[str, Any],
+    train: dict[str, Any] | None,
     search: dict[str, Any],
     compare: dict[str, Any],
 ) -> ReportData:
     rows = {row["name"]: row for row in compare["networks"]}
-    accuracy = all("top5" in row for row in rows.values())
+    metric = compare["metric"]
     with TrialStore(folder.path("trials.sqlite"), must_exist=True) as store:
         trials = store.trials()
     in_python = folder.recipe.model == PYTHON
@@ -55,18 +98,20 @@ def _assembled(
     return ReportData(
         model="your network" if in_python else trace["model"],
         data="your loaders" if in_python else folder.recipe.data,
-        metric="accuracy" if accuracy else "score",
-        percent=accuracy,
+        metric=metric["name"],
+        percent=metric["unit"] == "%",
+        unit="" if metric["unit"] == "%" else metric["unit"],
+        higher_is_better=metric["higher_is_better"],
         scored_on=_SCORED_ON.get(compare["scored_on"], compare["scored_on"]),
         budgets=tuple(Budget(**budget) for budget in trace["budgets"]),
         variables=tuple(_variable(entry) for entry in trace["variables"]),
         full_widths=tuple(trace["widths"]["full"]),
-        principle=train["principle"],
+        principle=train["principle"] if train else None,
         networks={name: _figures(row) for name, row in _with_full(rows, trace).items()},
         trials=tuple(trials),
         chosen=Trial.from_dict(search["best"]),
-        supernet_scores=search["supernet"],
-        supernet_curve=_curve("supernet", train["history"]),
+        reference_scores=search["reference"],
+        supernet_curve=_curve("supernet", train["history"]) if train else None,
         retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),
         recipe=folder.path("recipe.yaml").read_text("utf-8"),
         command=shlex.join(run["command"]),
@@ -74,6 +119,10 @@ def _assembled(
         facts=_facts(run, train, search),
         ranked_by=search["ranked_by"],
         gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
+        inherited=folder.recipe.start == "trained",
+        race=tuple(folder.read("race")["rounds"]) if folder.done("race") else (),
+        slim=compare.get("chosen", "found"),
+        learnt=rows[compare.get("chosen", "found")].get("learnt", True),
         count=rows["found"].get("count"),
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,
@@ -102,7 +151,7 @@ def _curve(name: str, history: list[dict[str, float]]) -> Curve:
     return Curve(name, tuple(row["loss"] for row in history))
 
 
-def _facts(run: dict[str, Any], train: dict[str, Any], search: dict[str, Any]) -> dict[str, str]:
+def _facts(run: dict[str, Any], train: dict[str, Any] | None, search: dict[str, Any]) -> dict[str, str]:
     machine = run["machine"]
     versions = run["versions"]
     return {
@@ -112,8 +161,8 @@ def _facts(run: dict[str, Any], train: dict[str, Any], search: dict[str, Any]) -
         "device": machine["device"] if machine["device"] != "cpu" else f"CPU, threads: {machine['threads']}",
         "system": machine["system"],
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
-        "supernet training": _duration(train["seconds"]) + f", {train['paths']:,} paths",
-        "search": _duration(search["seconds"]) + f", {search['evaluations']:,} widths scored",
+        **({"supernet training": f"{_duration(train['seconds'])}, {train['paths']:,} paths"} if train else {}),
+        "search": _duration(search["seconds"]) + f", {search['evaluations']:,} configurations scored",
     }
 
 

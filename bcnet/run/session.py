@@ -8,11 +8,12 @@ This is what the stages, the report and the export read::
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,20 +25,25 @@ from torch import nn
 
 from bcnet import __version__
 from bcnet.data.load import load_data
-from bcnet.data.source import Data
+from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.latency.table import LatencyTable, measure_table
 from bcnet.models.load import LoadedModel, load_model
+from bcnet.models.weights import load_weights
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.search.constraints import Budget, Constraints, parse_budget
 from bcnet.space.cost import Cost
+from bcnet.space.importance import Scores, importance, taylor
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
+from bcnet.training.recalibration import recalibrate
 from bcnet.training.task import Task
 from bcnet.utils.progress import Listener
 from bcnet.utils.provenance import commit, package_version
+
+TAYLOR_BATCHES = 8
 
 
 class Run(RunFolder):
@@ -67,7 +73,10 @@ class Run(RunFolder):
                 f"{self.folder} was made from Python: go on with bcnet.slim(..., out={str(self.folder)!r})"
             )
         torch.manual_seed(recipe.seed)
-        source = load_model(recipe.model, recipe.input or self.data.shape, self.data.classes)
+        shape = recipe.input or self.data.shape
+        source = load_model(recipe.model, shape, self.data.classes, recipe.pretrained)
+        if recipe.weights is not None:
+            load_weights(source.model, recipe.weights)
         return replace(source, model=source.model.to(self.device), example=source.example.to(self.device))
 
     @cached_property
@@ -103,7 +112,11 @@ class Run(RunFolder):
 
     @cached_property
     def constraints(self) -> Constraints:
-        return make_constraints(self.space, self.full, self.costs, self.recipe)
+        return self.within(self.recipe.budgets)
+
+    def within(self, budgets: Iterable[str]) -> Constraints:
+        """Any budgets of this run's space; percentages are of the network as it was given."""
+        return make_constraints(self.space, self.full, self.costs, budgets)
 
     def cost_of(self, widths: Any) -> dict[str, int]:
         """Every cost of one network."""
@@ -113,8 +126,60 @@ class Run(RunFolder):
         """A network at ``widths`` with the weights that this run's seed draws."""
         return self._seeded().build(np.asarray(widths)).to(self.device)
 
-    def network(self, name: str = "found") -> nn.Module:
-        """A retrained network by name (``found``, ``uniform``, ``full``, ``random``), in evaluation mode."""
+    @property
+    def final_training(self) -> Source:
+        """What the compared networks are trained on: all training images, unless some are held out to the end."""
+        return self.data.train if self.holds_out else self.data.whole or self.data.train
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether no network learns from the validation images, so that they can say which is the best."""
+        return self.recipe.start == "trained" or self.data.whole is None
+
+    def given_network(self) -> nn.Module:
+        """The network as it was given, trained, in evaluation mode: where slim ones begin, and their teacher."""
+        network = copy.deepcopy(self.source.model)
+        network.load_state_dict(self.tensors("given"))
+        return network.eval()
+
+    def teacher(self) -> nn.Module | None:
+        """The given network, where slim ones learn from it."""
+        if self.recipe.distillation is None or self.task.distil is None:
+            return None
+        return self.given_network()
+
+    @cached_property
+    def channel_scores(self) -> Scores:
+        """How important every channel of the given network is, by the recipe's criterion."""
+        return self.scores_by(self.recipe.keep)
+
+    def scores_by(self, criterion: str) -> Scores:
+        """How important every channel of the given network is by ``criterion``: an array for each variable."""
+        if criterion != "taylor":
+            return importance(self.space, self.given_network(), criterion, seed=self.recipe.seed)
+        batches = self.data.train.batches(0, 0, self.device)
+        some = [next(batches) for _ in range(min(TAYLOR_BATCHES, len(self.data.train)))]
+        return taylor(self.space, self.given_network(), some, self.task.loss)
+
+    def inherited(self, widths: Any) -> nn.Module:
+        """A network at ``widths`` with the most important channels of the given one, batch norm recalibrated."""
+        space = self._seeded()
+        built = space.build(np.asarray(widths), weights_of=self.given_network(), keep=self.channel_scores)
+        network = built.to(self.device)
+        batches = self.data.train.batches(0, 0, self.device)
+        some = min(self.recipe.healing.calibration, len(self.data.train))
+        recalibrate(network, [next(batches) for _ in range(some)], bf16=self.recipe.retrain.bf16)
+        return network
+
+    @property
+    def chosen(self) -> str:
+        """The name of the network that ships: the best that was trained within the budgets."""
+        return str(self.read("retrain").get("chosen", "found"))
+
+    def network(self, name: str | None = None) -> nn.Module:
+        """A trained network by name (``found``, ``uniform``, ``full``, ...), else the one that ships; in evaluation
+        mode."""
+        name = name or self.chosen
         network = self.fresh(self.read(f"retrain/{name}")["widths"])
         network.load_state_dict(self.tensors(f"retrain/{name}"))
         if self.recipe.channels_last:
@@ -154,7 +219,7 @@ def choose_device(name: str | None) -> torch.device:
 
 def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
     """The width space a recipe searches, and the widths in it of the network as it was given."""
-    grid: dict[str, Any] = {"groups": recipe.groups, "base": recipe.base, "round_to": recipe.round_to}
+    grid: dict[str, Any] = {name: getattr(recipe, name) for name in ("groups", "base", "round_to", "least")}
     space = source.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
     if recipe.widen == 1:
         return space, space.max
@@ -166,12 +231,14 @@ def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Width
 
 def needed_latency(space: NetworkSpace, recipe: Recipe) -> LatencyTable | None:
     """The latency of one input, measured where a budget names it."""
-    if not any(text.partition("=")[0].strip() == "latency" for text in recipe.budgets):
+    if not any(text.partition("=")[0].strip() == "latency" for text in (*recipe.budgets, *recipe.targets)):
         return None
     return measure_table(space)
 
 
-def make_constraints(space: NetworkSpace, full: Widths, costs: Mapping[str, Cost], recipe: Recipe) -> Constraints:
+def make_constraints(
+    space: NetworkSpace, full: Widths, costs: Mapping[str, Cost], budgets: Iterable[str]
+) -> Constraints:
     """The budgets of a recipe; percentages are of the network as it was given."""
 
     def budget(text: str) -> Budget:
@@ -181,7 +248,7 @@ def make_constraints(space: NetworkSpace, full: Widths, costs: Mapping[str, Cost
         cost = costs[found.name]
         return replace(found, limit=found.limit * int(cost(full)[0]) / int(cost(space.max)[0]))
 
-    return Constraints(space, costs, [budget(text) for text in recipe.budgets])
+    return Constraints(space, costs, [budget(text) for text in budgets])
 
 
 def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from torch import Tensor, nn
 from bcnet.data.source import from_loaders
 from bcnet.errors import BcnetError
 from bcnet.models.load import LoadedModel
+from bcnet.report import words
 from bcnet.run.pipeline import run_stages
 from bcnet.run.recipe import PYTHON, Recipe
+from bcnet.run.report import report_data, write_report, write_tradeoff
 from bcnet.run.session import Run, facts
+from bcnet.run.targets import open_target
 from bcnet.training.task import Task
 
 Given = Recipe | Mapping[str, Any] | str | Path | None
@@ -32,22 +36,27 @@ def slim(
     train: Iterable[Any],
     val: Iterable[Any],
     *,
-    budget: str | Sequence[str] = "flops=50%",
+    budget: str | Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
     test: Iterable[Any] | None = None,
     task: Task | None = None,
     recipe: Given = None,
+    seed: int | None = None,
     out: str | Path | None = None,
     device: str | None = None,
     progress: bool = True,
 ) -> Result:
-    """Find the best channel widths of ``model`` within ``budget``, and train the slim network from scratch.
+    """Slim ``model`` within ``budget`` (half of its FLOPs where left out), keeping what it has learnt.
 
     ``example`` is one input batch; ``train``, ``val`` and ``test`` are loaders of ``(x, y)``. The default task is
-    classification; give a :class:`bcnet.Task` for any other loss and score. ``recipe`` is a recipe, its name or
-    file, or just the keys to change, such as ``{"supernet": {"epochs": 10}, "seed": 1}``. With ``out`` the run folder
-    is kept there, and the same call goes on with a run that was stopped. ``model`` itself is not changed.
+    classification; give a :class:`bcnet.Task` for any other loss and score. The weights of ``model`` are where slim
+    networks begin, and ``model`` is their teacher; one that knows nothing yet is trained first. ``targets`` are several
+    budgets, with a slim network for each in :attr:`Result.targets`. ``recipe`` is a recipe, its name or file, or just
+    the keys to change, such as ``{"retrain": {"epochs": 10}}``. With ``out`` the run folder is kept there, and the
+    same call goes on with a run that was stopped. ``model`` itself is not changed.
     """
-    chosen = _recipe(recipe, budget)
+    chosen = _recipe(recipe, budget, targets, seed)
+    _check_model(model)
     with ExitStack() as stack:
         folder = Path(out) if out is not None else None
         kept = None if folder is not None else tempfile.TemporaryDirectory(prefix="bcnet-")
@@ -65,58 +74,142 @@ def slim(
             Run.create(run.folder, chosen, facts(["bcnet.slim"], chosen, str(run.device)))
         run.give(source, data, task)
         _check_network(run)
-        run_stages(run, until="compare")
+        run_stages(run, until="targets" if chosen.targets else "compare")
     return Result(run, kept)
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """What :func:`slim` found; ``run`` has everything, see :class:`bcnet.run.session.Run`."""
 
     run: Run
-    _temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+    _temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def __repr__(self) -> str:
+        if self.targets:
+            return "\n".join(f"{budget}: {result!r}" for budget, result in self.targets.items())
+        return "\n".join([self._headline, *("  ".join(cells) for cells in self._table)])
+
+    def _repr_html_(self) -> str:
+        if self.targets:
+            parts = (f"<h4>{escape(budget)}</h4>{result._repr_html_()}" for budget, result in self.targets.items())
+            return "".join(parts)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell.strip())}</td>" for cell in row) + "</tr>" for row in self._table
+        )
+        return f"<p>{escape(self._headline)}</p><table>{rows}</table>"
+
+    @property
+    def _headline(self) -> str:
+        return words.headline(report_data(self.run))
+
+    @property
+    def _table(self) -> list[tuple[str, ...]]:
+        """The networks, the one that ships marked: name, score, and what they cost."""
+        data = report_data(self.run)
+        rows = []
+        for name, row in self.networks.items():
+            costs = row["costs"]
+            figures = (
+                f"{words.cost('flops', costs['flops'])} FLOPs",
+                f"{words.cost('params', costs['params'])} parameters",
+            )
+            ships = "ships" if name == self.run.chosen else ""
+            rows.append((name, f"{words.score(data, row['score'])} {data.metric}", *figures, ships))
+        wide = [max(len(row[i]) for row in rows) for i in range(4)]
+        return [(*(cell.ljust(n) for cell, n in zip(row, wide, strict=False)), row[4]) for row in rows]
+
+    @cached_property
+    def targets(self) -> dict[str, Result]:
+        """A result for each of the targets, by its budget; none where there was one budget."""
+        return {budget: Result(open_target(self.run, budget, ["bcnet.slim"])) for budget in self.run.recipe.targets}
 
     @cached_property
     def widths(self) -> dict[str, int]:
         """The width of every variable, by the name of its first layer."""
-        return dict(zip(self.run.space.names, self.run.read("search")["best"]["widths"], strict=True))
+        self._one_network()
+        widths = self.run.read(f"retrain/{self.run.chosen}")["widths"]
+        return dict(zip(self.run.space.names, widths, strict=True))
 
     @cached_property
     def model(self) -> nn.Module:
         """The slim network, trained, in evaluation mode."""
-        return self.run.network("found")
+        self._one_network()
+        return self.run.network()
 
     @cached_property
     def front(self) -> list[dict[str, Any]]:
-        """The Pareto front of the search, cheapest first: widths, costs, and the supernet's score or negated loss."""
+        """The Pareto front of the search, cheapest first: widths, costs, and the score or negated loss they were
+        ranked by."""
+        self._one_network()
         trials: list[dict[str, Any]] = self.run.read("search")["front"]
         return trials
 
     @cached_property
     def networks(self) -> dict[str, dict[str, Any]]:
-        """The slim network (``found``) beside ``full`` and ``uniform``: score, loss, costs and ``latency_ms``."""
+        """What was found (``found``) beside ``full`` and ``uniform``: score, loss, costs and ``latency_ms``; a score of
+        which lower is better is negated."""
+        self._one_network()
         return {row["name"]: row for row in self.run.read("compare")["networks"]}
 
-    def report(self, path: str | Path = "report.html") -> Path:
-        """Write the page to look at."""
-        from bcnet.run.report import write_report
-
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the page to look at: to ``path``, else into the run folder that was given as ``out``, else here."""
+        if path is None and self._temporary is not None:
+            path = "report.html"
+        if self.targets:
+            for result in self.targets.values():
+                write_report(result.run)
+            return write_tradeoff(self.run, path)
         return write_report(self.run, path)
 
     def export(self, out: str | Path, to: str = "torch") -> dict[str, Any]:
         """Write the slim network to the folder ``out``, as ``torch``, ``onnx`` or ``pt2``."""
         from bcnet.run.export import export_run
 
+        self._one_network()
         return export_run(self.run, to, out)
 
+    def _one_network(self) -> None:
+        if self.targets:
+            raise BcnetError(f"there is a slim network for every target: take targets[{self.run.recipe.targets[0]!r}]")
 
-def _recipe(given: Given, budget: str | Sequence[str]) -> Recipe:
-    here = {"model": PYTHON, "data": PYTHON, "budgets": [budget] if isinstance(budget, str) else list(budget)}
+
+def _recipe(
+    given: Given, budget: str | Sequence[str] | None, targets: Sequence[str] | None, seed: int | None
+) -> Recipe:
+    here: dict[str, Any] = {"model": PYTHON, "data": PYTHON}
+    if budget is not None:
+        here["budgets"] = _budgets("budget", budget)
+    if targets is not None:
+        here["targets"] = _budgets("targets", targets)
+    if seed is not None:
+        here["seed"] = seed
     if isinstance(given, (str, os.PathLike)):
         given = Recipe.read(given)
-    if isinstance(given, Recipe):
-        return given.changed(**here)
-    return Recipe.parse({**(given or {}), **here})
+    content = given.to_dict() if isinstance(given, Recipe) else dict(given or {})
+    if targets is not None and budget is None:
+        content.pop("budgets", None)
+    return Recipe.parse({**content, **here})
+
+
+def _budgets(name: str, given: object) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
+        raise BcnetError(f'{name} is {given!r:.40}, but it must be a text such as "flops=50%", or a list of them')
+    return list(texts)
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise BcnetError(f"model is the class {model.__name__}, not a network: make one, {model.__name__}(...)")
+    if isinstance(model, Mapping):
+        raise BcnetError("model is a state_dict: load it into your network, and give that")
+    if not isinstance(model, nn.Module):
+        raise BcnetError(f"model is a {type(model).__name__}, but it must be a network, an nn.Module")
+    if not any(True for _ in model.parameters()):
+        raise BcnetError("model has no parameters, so there is nothing to slim: give a network with convolutions")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise BcnetError("all parameters of model are frozen, so nothing can be trained: model.requires_grad_(True)")
 
 
 def _source(model: nn.Module, example: Tensor, device: torch.device, task: Task | None) -> LoadedModel:

@@ -51,6 +51,8 @@ def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Bud
     unit = match.group(2)
     if number <= 0:
         raise BcnetError(f"budget {text!r} must be above zero")
+    if not unit and number < 1:
+        raise BcnetError(f"budget {text!r} is below 1: did you mean {name}={100 * number:g}%?")
     if unit == "%":
         return Budget(name, number / 100 * float(costs[name](space.max)[0]), text)
     if unit not in units:
@@ -148,6 +150,27 @@ class Constraints:
             np.maximum(index, 0, out=index)
             bad = bad[~self.feasible(self.space.decode(index[bad]))]
         return index
+
+    def fill(self, widths: Widths, rng: np.random.Generator) -> Widths:
+        """Feasible widths (n, L), each raised a candidate of a random variable at a time until none more fits.
+
+        Costs rise with every width, so a variable that does not fit once never will; bounded by the candidates.
+        """
+        index = self.space.encode(widths)
+        last = np.array([len(v.candidates) - 1 for v in self.space.variables])
+        room = np.ones(index.shape, dtype=bool)
+        for _ in range(int(last.sum()) + len(last)):
+            room &= index < last
+            rows = np.flatnonzero(room.any(axis=1))
+            if not len(rows):
+                break
+            variables = np.where(room[rows], rng.random((len(rows), len(last))), -1.0).argmax(axis=1)
+            raised = index[rows].copy()
+            raised[np.arange(len(rows)), variables] += 1
+            fits = self.feasible(self.space.decode(raised))
+            index[rows[fits]] = raised[fits]
+            room[rows[~fits], variables[~fits]] = False
+        return self.space.decode(index)
 
     def sample(self, rng: np.random.Generator, n: int, tries: int = 100) -> tuple[Widths, int]:
         """``n`` feasible widths (n, L) drawn uniformly, and how many of them had to be shrunk instead.

@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bcnet.space.labels import Value
     from bcnet.space.network import NetworkSpace, trace
-    from bcnet.space.operators import RULES, Call, rule
+    from bcnet.space.operators import OPERATORS, Call, register, rule
     from bcnet.space.widths import WidthSpace, WidthVariable, candidates
 
-__all__ = ["RULES", "Call", "NetworkSpace", "Value", "WidthSpace", "WidthVariable", "candidates", "rule", "trace"]
+__all__ = [
+    "OPERATORS",
+    "Call",
+    "NetworkSpace",
+    "Value",
+    "WidthSpace",
+    "WidthVariable",
+    "candidates",
+    "register",
+    "rule",
+    "trace",
+]
 
 _ROOMS = {
     "labels": ("Value",),
     "network": ("NetworkSpace", "trace"),
-    "operators": ("RULES", "Call", "rule"),
+    "operators": ("OPERATORS", "Call", "register", "rule"),
     "widths": ("WidthSpace", "WidthVariable", "candidates"),
 }
 

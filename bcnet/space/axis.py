@@ -79,6 +79,16 @@ class Axis:
             start += whole * s.repeat
         return tuple(found)
 
+    def indices(self, kept: Sequence[np.ndarray], total: Sequence[int]) -> np.ndarray:
+        """The indices that the units ``kept`` of every variable take of an axis built for ``total`` units."""
+        found: list[np.ndarray] = []
+        start = 0
+        for s in self.segments:
+            units = np.arange(1) if s.variable is None else kept[s.variable]
+            found.append((start + units[:, None] * s.repeat + np.arange(s.repeat)).reshape(-1))
+            start += s.repeat * (1 if s.variable is None else int(total[s.variable]))
+        return np.concatenate(found)
+
 
 def parse(members: np.ndarray, counts: Sequence[int]) -> Axis | int:
     """The segments of an axis, or the variable that spoils it.

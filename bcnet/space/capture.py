@@ -6,14 +6,23 @@ import contextlib
 import copy
 import io
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import operator
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError
+from bcnet.space.outputs import logits
+
+Example = Tensor | Sequence[Any] | Mapping[str, Any]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -21,8 +30,10 @@ class Capture:
     """A network as a graph of operators; parameters and buffers are placeholders.
 
     ``state_of`` maps a placeholder's name to the name of its parameter or buffer, ``inputs`` are the
-    placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, and
-    ``dynamic`` says whether the graph takes other batch sizes too.
+    placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, ``given`` what
+    the network was called with, and ``dynamic`` says whether the graph takes other batch sizes too. ``output``
+    is how the outputs are put together; ``adapted`` says that they are only what an adapter picks of them.
+    ``parts`` are graphs within the graph.
     """
 
     graph: fx.Graph
@@ -30,109 +41,318 @@ class Capture:
     constants: dict[str, Tensor]
     inputs: tuple[str, ...]
     batch: int
+    given: Arguments
     dynamic: bool
+    output: TreeSpec
+    adapted: bool = False
+    parts: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def used(self) -> set[str]:
-        """Names of the parameters and buffers that the graph reads."""
-        return {self.state_of[n.name] for n in self.graph.nodes if n.name in self.state_of and n.users}
+        """Names of the parameters and buffers that the output, or something written in place, depends on."""
+        reached: set[fx.Node] = set()
+        for node in reversed(self.graph.nodes):
+            if node.op != "placeholder" and (node in reached or node.op == "output" or node.is_impure()):
+                reached.update(node.all_input_nodes)
+        return {self.state_of[node.name] for node in reached if node.name in self.state_of}
 
 
-def capture(model: nn.Module, example: Tensor | Sequence[Tensor], *, training: bool = False) -> Capture:
-    """Export ``model``, in evaluation mode by default, on ``example`` (a batch, or a tuple of inputs)."""
-    inputs = _check(model, example)
-    batch = inputs[0].shape[0]
-    shapes = tuple({0: torch.export.Dim.AUTO} if t.shape[:1] == (batch,) else None for t in inputs)
-    network = copy.deepcopy(model).train(training)
-    _run(network, inputs)
-    try:
-        program = _export(network, inputs, shapes)
-        dynamic = True
-    except Exception:  # any failure of the dynamic export is tried once more with fixed sizes, and that one is reported
-        try:
-            program = _export(network, inputs, None)
-        except Exception as error:
-            raise BcnetError(f"torch.export cannot capture {type(model).__name__}: {_cause(error)}") from error
-        dynamic = False
-    _spell_out_splits(program.graph)
+def capture(
+    model: nn.Module, example: Example, *, training: bool = False, output: Callable[[Any], Any] | None = None
+) -> Capture:
+    """Export ``model``, in evaluation mode by default, on ``example`` (see :func:`arguments`)."""
+    given = checked(model, example)
+    result = _run(duplicate(model).train(training), given)
+    foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
+    adapt = output if output is not None else logits if foreign else None
+
+    def fresh() -> nn.Module:
+        """A copy that has not run yet, so that it holds nothing of an earlier batch."""
+        network = duplicate(model).train(training)
+        if adapt is not None:
+            plain = network.forward
+            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))  # type: ignore[method-assign]
+        return network
+
+    program, given, dynamic = _captured(fresh, given)
+    batch = tensors_in(given)[0].shape[0]
+    if not dynamic and not training:
+        warnings.warn(
+            f"the forward of {type(model).__name__} does other things for other batch sizes, so that its graph takes "
+            f"batches of {batch} only, and it can have no supernet: its forward must not loop over the batch",
+            stacklevel=4,
+        )
+    _inline(program.graph_module)
+    _spell_out(program.graph)
     signature = program.graph_signature
-    state_of = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants
-    constants = {name: program.constants[target] for name, target in lifted.items()}
-    dynamic = dynamic and any(
-        isinstance(node.meta["val"].shape[0], torch.SymInt)
-        for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in signature.user_inputs
+    return Capture(
+        program.graph,
+        {**signature.inputs_to_parameters, **signature.inputs_to_buffers},
+        {name: program.constants[target].detach() for name, target in lifted.items()},
+        tuple(str(name) for name in signature.user_inputs),
+        batch,
+        given,
+        dynamic,
+        program.call_spec.out_spec,  # type: ignore[arg-type]
+        adapt is not None,
+        {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
     )
-    names = tuple(str(name) for name in signature.user_inputs)
-    return Capture(program.graph, state_of, constants, names, batch, dynamic)
 
 
-def _spell_out_splits(graph: fx.Graph) -> None:
-    """A cut into so many parts, or parts of so many channels, names all their sizes where the last one is smaller:
-    at other widths the parts need not keep that pattern."""
+def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.export.ExportedProgram, Arguments, bool]:
+    """The exported network, what it was exported on, and whether it takes any batch size."""
+    for tried in (given, one_more(given)):  # a network that remembers a batch size takes that for a fixed one
+        with contextlib.suppress(Exception):  # any failure is tried with fixed sizes, and that one is reported
+            program = _export(fresh(), tried, dynamic=True)
+            if not _frozen(program):
+                return program, tried, True
+    try:
+        network = fresh()
+        program = _export(network, given, dynamic=False)
+    except Exception as error:
+        raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {_cause(error)}") from error
+    return program, given, _free_batch(program, fresh, given)
+
+
+def one_more(given: Arguments) -> Arguments:
+    """The arguments with one image more."""
+    batch = tensors_in(given)[0].shape[0]
+
+    def grown(leaf: Any) -> Any:
+        return torch.cat([leaf, leaf[:1]]) if isinstance(leaf, Tensor) and leaf.shape[:1] == (batch,) else leaf
+
+    return tree_map(grown, given)  # type: ignore[no-any-return]
+
+
+def _frozen(program: torch.export.ExportedProgram) -> bool:
+    """Whether the graph turned the batch size into a plain number."""
+    inputs = set(program.graph_signature.user_inputs)
+    values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+    sizes = [v.shape[0] for v in values if isinstance(v, Tensor) and v.dim()]
+    return not any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes)
+
+
+def _free_batch(program: torch.export.ExportedProgram, fresh: Callable[[], nn.Module], given: Arguments) -> bool:
+    """Free a graph of the batch size it was frozen at, and say whether that could be done.
+
+    Its twin for one image more shows which numbers depend on the batch: ``a + b * batch`` takes their place.
+    """
+    batch = tensors_in(given)[0].shape[0]
+    try:
+        twin = _export(fresh(), one_more(given), dynamic=False).graph
+    except Exception:  # a network that takes no other batch size keeps the one it has
+        return False
+    pairs = list(zip(program.graph.nodes, twin.nodes, strict=False))
+    if len(twin.nodes) != len(program.graph.nodes) or any(a.target != b.target for a, b in pairs if a.op != "output"):
+        return False
+    inputs = set(program.graph_signature.user_inputs)
+    source = next(a for a, _ in pairs if a.name in inputs and isinstance(a.meta.get("val"), Tensor))
+    first = next(a for a, _ in pairs if a.op != "placeholder")
+    with program.graph.inserting_before(first):
+        size = program.graph.call_function(torch.ops.aten.sym_size.int, (source, 0))
+        size.meta["val"] = batch
+    for a, b in pairs:
+        if a.op == "call_function":
+            with program.graph.inserting_before(a):
+                a.args, a.kwargs = (_varied(x, y, size, batch) for x, y in ((a.args, b.args), (a.kwargs, b.kwargs)))
+    return True
+
+
+def _varied(a: Any, b: Any, size: fx.Node, batch: int) -> Any:
+    """An argument with numbers that differ between two batch sizes as functions of the batch size."""
+    if isinstance(a, (list, tuple)):
+        return type(a)(_varied(x, y, size, batch) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return {key: _varied(value, b[key], size, batch) for key, value in a.items()}
+    if type(a) is not int or a == b:
+        return a
+    slope = b - a
+    scaled = size if slope == 1 else size.graph.call_function(operator.mul, (size, slope))
+    scaled.meta["val"] = slope * batch
+    if a == slope * batch:
+        return scaled
+    moved = size.graph.call_function(operator.add, (scaled, a - slope * batch))
+    moved.meta["val"] = a
+    return moved
+
+
+def _inline(module: fx.GraphModule) -> None:
+    """Put the body of every block of ``no_grad`` or ``autocast`` in its place; no gradient leaves the former."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        name = str(node.target)
+        if node.op != "call_function" or not name.startswith(("wrap_with_set_grad_enabled", "wrap_with_autocast")):
+            continue
+        place = next(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr")
+        part = node.args[place]
+        body = getattr(module, part.target)
+        _inline(body)
+        given = iter(node.args[place + 1 :])
+        inner = {n: next(given) for n in body.graph.nodes if n.op == "placeholder"}
+        with graph.inserting_before(node):
+            for n in body.graph.nodes:
+                if n.op == "call_function":
+                    inner[n] = graph.node_copy(n, lambda n, inner=inner: inner[n])
+            (end,) = body.graph.find_nodes(op="output")
+            outputs = [inner[n] for n in end.args[0]]
+            if "grad" in name and not node.args[0]:
+                outputs = [_detached(graph, output) for output in outputs]
+        for user in list(node.users):
+            user.replace_all_uses_with(outputs[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+        graph.erase_node(part)
+
+
+def _detached(graph: fx.Graph, value: fx.Node) -> fx.Node:
+    if not isinstance(value.meta.get("val"), Tensor):
+        return value
+    detached = graph.call_function(torch.ops.aten.detach.default, (value,))
+    detached.meta = {"val": value.meta["val"], "nn_module_stack": value.meta.get("nn_module_stack")}
+    return detached
+
+
+def _spell_out(graph: fx.Graph) -> None:
+    """Name what a network leaves to the sizes at hand, which may be others at other widths: the sizes of unequal
+    parts, and the axes that a squeeze removes."""
     aten = torch.ops.aten
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         if node.target in (aten.chunk.default, aten.split.Tensor, aten.tensor_split.sections):
             dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
             sizes = [part.shape[dim] for part in node.meta["val"]]
             if all(isinstance(size, int) for size in sizes) and len(set(sizes)) > 1:
                 node.target, node.args, node.kwargs = aten.split_with_sizes.default, (node.args[0], sizes, dim), {}
+        elif node.target in (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims):
+            shape = node.args[0].meta["val"].shape
+            asked = node.args[1] if len(node.args) > 1 else list(range(len(shape)))
+            dims = [
+                d for d in ([asked] if isinstance(asked, int) else asked) if type(shape[d]) is int and shape[d] == 1
+            ]
+            if dims:
+                node.target, node.args = aten.squeeze.dims, (node.args[0], dims)
+            else:
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
 
 
-def _export(network: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> torch.export.ExportedProgram:
-    """Export without the pages that torch prints when it fails: the error says what is needed."""
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the pages that torch prints when it fails: the error says what is needed. Attention layers are taken
+    apart instead of being one operator of torch's fast path."""
     noisy = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
     levels = [noise.level for noise in noisy]
+    fast = torch.backends.mha.get_fastpath_enabled()
     for noise in noisy:
         noise.setLevel(logging.ERROR)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return torch.export.export(network, inputs, dynamic_shapes=shapes, strict=False)
+        silent = io.StringIO()
+        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for noise, level in zip(noisy, levels, strict=True):
             noise.setLevel(level)
 
 
-def _check(model: nn.Module, example: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The inputs as a tuple, of batch size 2 or more: export would freeze a batch of 1."""
-    inputs = (example,) if isinstance(example, Tensor) else tuple(example)
+def _export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
+    args, kwargs = given
+    shapes: Any = None
+    with _quietly():
+        if dynamic:
+            batch = tensors_in(given)[0].shape[0]
+            collection = torch.export.ShapesCollection()
+            for tensor in tensors_in(given):
+                if tensor.shape[:1] == (batch,):
+                    collection[tensor] = {0: torch.export.Dim.AUTO}
+            shapes = collection.dynamic_shapes(network, args, kwargs)
+        return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def arguments(example: Example) -> Arguments:
+    """What a network is called with: a tensor, a sequence of arguments, or a mapping of named ones."""
+    if isinstance(example, Tensor):
+        return (example,), {}
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return tuple(example), {}
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """All tensors in nested lists, tuples and dictionaries."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def checked(model: nn.Module, example: Example) -> Arguments:
+    """The arguments, of batch size 2 or more: export would freeze a batch of 1."""
     if not isinstance(model, nn.Module):
         raise BcnetError(f"expected a torch.nn.Module, but got {type(model).__name__}")
-    if not inputs or not all(isinstance(t, Tensor) and t.dim() for t in inputs):
-        raise BcnetError("the example input must be a batch of inputs as a tensor, or a tuple of such tensors")
+    if not isinstance(example, (Tensor, Sequence, Mapping)) or isinstance(example, str):
+        raise BcnetError(f"the example input must be a tensor, a tuple or a dictionary, not {type(example).__name__}")
+    given = arguments(example)
+    tensors = tensors_in(given)
+    if not tensors or not all(t.dim() for t in tensors):
+        raise BcnetError("the example input must be a batch as a tensor, or a tuple or dictionary with such tensors")
     devices = {str(p.device) for p in model.parameters()}
-    here = {str(t.device) for t in inputs}
+    here = {str(t.device) for t in tensors}
     if devices and len(devices | here) > 1:
         raise BcnetError(
             f"the model is on {', '.join(sorted(devices))} but the example input on {', '.join(sorted(here))}: "
             "move both to one device"
         )
-    if inputs[0].shape[0] == 1:
-        inputs = tuple(torch.cat([t, t]) if t.shape[0] == 1 else t for t in inputs)
-    return inputs
+    if tensors[0].shape[0] == 1:
+        return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)  # type: ignore[no-any-return]
+    return given
+
+
+def duplicate(model: nn.Module) -> nn.Module:
+    """A copy of a model, also of one that keeps tensors it computed (old-style weight norm does)."""
+    kept = [value for module in model.modules() for value in vars(module).values()]
+    memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
+    return copy.deepcopy(model, memo)
 
 
 @torch.no_grad()
-def _run(network: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+def _run(network: nn.Module, given: Arguments) -> Any:
     try:
-        network(*inputs)
+        return network(*given[0], **given[1])
     except Exception as error:
-        shapes = ", ".join(str(tuple(t.shape)) for t in inputs)
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(given))
         raise BcnetError(
-            f"{type(network).__name__} does not run on an example input of shape {shapes}: {_cause(error)}; "
+            f"{type(network).__name__} does not run on an example input of shape {shapes}: {_first_line(error)}; "
             "give it an input that it takes"
         ) from error
 
 
+_WRAPPER = "trace a module that wraps the network and leaves that part out, or switch it off where there is an option"
+
+
 def _cause(error: BaseException) -> str:
-    """The part of an exporter's message that a person can use."""
-    text = str(error)
-    kind = type(error).__name__
-    if "data-dependent" in text.lower() or kind in ("GuardOnDataDependentSymNode", "UserError"):
+    """What in the forward cannot be exported, where, and what to do."""
+    text, kind = str(error).lower(), type(error).__name__
+    where = _place(error)
+    if "data-dependent" in text or kind in ("GuardOnDataDependentSymNode", "UserError"):
         return (
-            "its forward branches on the values of tensors (data-dependent control flow), which has no fixed graph; "
-            "rewrite that branch with torch.where or torch.cond"
+            f"its forward branches on the values of tensors{where}, which has no fixed graph; rewrite that branch with "
+            f"torch.where or torch.cond, or {_WRAPPER}"
         )
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (lines[0] if lines else kind)[:200].rstrip(".")
+    if "numpy" in text:
+        return f"its forward leaves torch for numpy{where}; use torch's own functions there, or {_WRAPPER}"
+    return f"{_first_line(error)}{where}; {_WRAPPER}"
+
+
+def _place(error: BaseException) -> str:
+    """The line of the network's own code in which an error came up."""
+    torch_itself = str(Path(torch.__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((torch_itself, "<"))]
+    own = [f for f in frames if Path(f.filename).parent != Path(__file__).parent]
+    if not own:
+        return ""
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

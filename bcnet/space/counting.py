@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.cost import PeakCost, QuadraticCost
 from bcnet.space.coupling import Coupling
-from bcnet.space.walk import bind, layer_of
+from bcnet.space.operators.table import Site, find, name_of
+from bcnet.space.walk import concrete, layer_of, shape_of
 
 Monomial = tuple[int, ...]
 Polynomial = dict[Monomial, int]
@@ -41,13 +45,61 @@ def product(sizes: Iterable[Size], where: str) -> Polynomial:
 
 def flops(capture: Capture, coupling: Coupling) -> QuadraticCost:
     """Multiply-accumulates of convolutions, linear layers and matrix products, for one input."""
-    total: Polynomial = {}
+    total: dict[Monomial, float] = {}
+    fed = {node for node in capture.graph.nodes if node.name in capture.inputs}
     for node in capture.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            for sizes in _products(node, coupling):
-                for key, k in product(sizes, layer_of(node) or node.name).items():
-                    total[key] = total.get(key, 0) + k
-    return _quadratic({key: k / capture.batch for key, k in total.items()}, coupling)
+        if fed.intersection(node.all_input_nodes):
+            fed.add(node)
+        batch = capture.batch if node in fed else 1  # what depends on weights alone is computed once
+        for sizes in products(node, coupling):
+            for key, k in product(sizes, layer_of(node) or node.name).items():
+                total[key] = total.get(key, 0) + k / batch
+    return _quadratic(total, coupling)
+
+
+def products(node: fx.Node, coupling: Coupling) -> list[list[Size]]:
+    """The sizes of every product that a node accumulates.
+
+    An operator whose table entry does not say so is run without data under torch's own counter: what that finds
+    counts as it is in the full network, and a warning names it where its widths vary.
+    """
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    entry = find(node.target)
+    if entry is not None and entry.macs is not None:
+        return [list(sizes) for sizes in entry.macs(Site(node, coupling))]
+    counted = _counted_by_torch(node)
+    if not counted:
+        return []
+    tensors = [n for n in (node, *node.all_input_nodes) if n.name in coupling.sizes]
+    if any(size.terms for n in tensors for row in coupling.sizes[n.name] for size in row):
+        name, where = name_of(node.target), layer_of(node) or node.name
+        warnings.warn(
+            f"bcnet does not know what the operator {name} (in {where}) multiplies and counts its FLOPs as in the full "
+            f'network; say it with bcnet.space.register("{name}", couple=..., macs=...)',
+            stacklevel=2,
+        )
+    return [[Size(counted)]]
+
+
+def _counted_by_torch(node: fx.Node) -> int:
+    """Multiply-accumulates of one call by torch's counter, on tensors without data; 0 where they cannot be run."""
+    if torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
+        return 0
+
+    def without_data(value: Any) -> Any:
+        val = value.meta.get("val") if isinstance(value, fx.Node) else value
+        if isinstance(val, Tensor):
+            return torch.empty(shape_of(val), dtype=val.dtype, device="meta")
+        return concrete(val)
+
+    args, kwargs = (fx.node.map_aggregate(a, without_data) for a in (node.args, node.kwargs))
+    try:
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+            node.target(*args, **{**kwargs, **({"device": "meta"} if "device" in kwargs else {})})  # type: ignore
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return 0
+    return int(counter.get_total_flops()) // 2
 
 
 def parameters(state: Mapping[str, Tensor], coupling: Coupling) -> QuadraticCost:
@@ -60,26 +112,6 @@ def parameters(state: Mapping[str, Tensor], coupling: Coupling) -> QuadraticCost
         for key, k in product(sizes, name).items():
             total[key] = total.get(key, 0) + k
     return _quadratic(total, coupling)
-
-
-def _products(node: fx.Node, coupling: Coupling) -> list[list[Size]]:
-    """The factors of every product of sizes that this operator multiplies and accumulates."""
-    target: Any = node.target
-    kind = target._schema.name
-    args = bind(target, node.args, node.kwargs)
-    out = list(coupling.sizes[node.name][0]) if coupling.sizes[node.name] else []
-    if kind.startswith("aten::conv_transpose"):
-        return [[*coupling.sizes[args["input"].name][0], *coupling.sizes[args["weight"].name][0][1:]]]
-    if kind.startswith("aten::conv") and "weight" in args:
-        return [[*out, *coupling.sizes[args["weight"].name][0][1:]]]
-    if kind == "aten::linear":
-        return [[*out, coupling.sizes[args["weight"].name][0][1]]]
-    if kind in ("aten::matmul", "aten::mm", "aten::bmm"):
-        return [[*out, coupling.sizes[args["self"].name][0][-1]]]
-    if kind == "aten::scaled_dot_product_attention":
-        query, key = coupling.sizes[args["query"].name][0], coupling.sizes[args["key"].name][0]
-        return [[*query, key[-2]], [*out, key[-2]]]
-    return []
 
 
 def _quadratic(total: Mapping[Monomial, float], coupling: Coupling) -> QuadraticCost:

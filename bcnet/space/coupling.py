@@ -7,8 +7,8 @@ fate form classes; classes that touch the same parameter dimensions form a width
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,9 +20,13 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis, Size, parse
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Value, settle, shrink, varying, vector
-from bcnet.space.walk import Dim, Walk, bind, layer_of, values_in
+from bcnet.space.operators.table import bind
+from bcnet.space.walk import Dim, Walk, layer_of, values_in
 
 __all__ = ["Coupled", "Coupling", "bind", "couple", "layer_of"]
+
+
+_STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,17 @@ class Coupled:
 
 @dataclass(frozen=True)
 class Coupling:
-    """Width variables of a network, the axes of its parameters, and the sizes in its graph."""
+    """Width variables of a network, the axes of its parameters, and the sizes in its graph.
+
+    ``training`` is the same with the sizes of the graph of the training mode, where there is one of its own.
+    """
 
     variables: tuple[Coupled, ...]
     axes: Mapping[str, tuple[Axis, ...]]
     sizes: Mapping[str, tuple[tuple[Size, ...], ...]]
     prefixes: Mapping[str, Callable[[int, int], Size]]
     fixed: tuple[tuple[str, str], ...]
+    training: Coupling | None = None
 
     def full(self, node: str, axis: int) -> int:
         """The size of an axis of a node's output in the captured network."""
@@ -51,27 +59,52 @@ class Coupling:
 
 
 def couple(
-    capture: Capture, state: Mapping[str, Tensor], ignore: Iterable[str] = (), training: Capture | None = None
+    capture: Capture,
+    state: Mapping[str, Tensor],
+    ignore: Iterable[str] = (),
+    training: Capture | None = None,
+    kernels: Collection[Dim] = (),
 ) -> Coupling:
     """Find the width variables of a captured network.
 
     ``state`` are its parameters and buffers by name; ``ignore`` holds names of layers (or patterns such
     as ``stem.*``) whose output width must not change; ``training`` is the graph of the training mode,
-    where that has layers of its own (auxiliary heads).
+    where that has layers of its own (auxiliary heads); ``kernels`` are parameter dimensions that never vary.
     """
-    walk = Walk(capture, state)
+    walk = Walk(capture, state, kernels)
     walk.propagate()
+    used = {walk.tied[name] for name in capture.used}
+    also = None
     if training is not None:
-        also = Walk(training, state, walk.links, walk.labels)
+        also = Walk(training, state, kernels, walk)
         also.propagate()
+        used |= {walk.tied[name] for name in training.used}
+    _fix_dead_ends(walk, used)
     _fix_ignored(walk, tuple(ignore))
-    return _Grouping(walk).result()
+    return _Grouping(walk, also).result()
+
+
+def _fix_dead_ends(walk: Walk, used: set[str]) -> None:
+    """Layers whose output nothing reads keep it: only what they share with the rest of the network may vary."""
+    dead = {dim: labels for dim, labels in walk.labels.items() if dim[0] not in used}
+    if not dead:
+        return
+    classes = walk.links.classes()
+    live = {int(c) for dim, labels in walk.labels.items() if dim not in dead for c in classes[labels.numpy()]}
+    for labels in dead.values():
+        lonely = ~np.isin(classes[labels.numpy()], list(live))
+        walk.links.fix(labels[torch.from_numpy(lonely)], "nothing reads its output")
+
+
+def _owner(name: str) -> str:
+    """The layer that a parameter belongs to."""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
 
 
 def _fix_ignored(walk: Walk, ignore: tuple[str, ...]) -> None:
     used = dict.fromkeys(ignore, False)
     for (name, axis), labels in walk.labels.items():
-        layer = name.rpartition(".")[0]
+        layer = _owner(name)
         for pattern in ignore:
             if fnmatch.fnmatchcase(layer, pattern) or fnmatch.fnmatchcase(name, pattern):
                 used[pattern] = True
@@ -82,11 +115,21 @@ def _fix_ignored(walk: Walk, ignore: tuple[str, ...]) -> None:
             raise BcnetError(f"ignore names {pattern!r}, but no layer of the network is called so")
 
 
+def _nothing_varies(fixed: tuple[tuple[str, str], ...]) -> str:
+    """Why a network has no width variable."""
+    if not fixed:
+        return "this network has no channel dimension that could vary: it has no layers with weights"
+    shown = "; ".join(f"{layer}: {why}" for layer, why in fixed[:5]) + ("; ..." if len(fixed) > 5 else "")
+    outputs = sum("the network's output" in why for _, why in fixed)
+    way_out = "; trace(..., output=lambda y: ...) picks the outputs that matter" if outputs > 1 else ""
+    return f"this network has no channel dimension that could vary ({shown}){way_out}"
+
+
 class _Grouping:
     """Turns classes of labels into variables, axes and sizes; fixes what is too irregular to vary."""
 
-    def __init__(self, walk: Walk):
-        self.walk = walk
+    def __init__(self, walk: Walk, also: Walk | None = None):
+        self.walk, self.also = walk, also
         self.order = self._first_uses()
 
     def result(self) -> Coupling:
@@ -99,12 +142,14 @@ class _Grouping:
             for variable, where in spoiled.items():
                 members = np.flatnonzero(self.member[:, 0] == variable)
                 self.walk.links.fix(torch.from_numpy(members), f"its channels are mixed in {where}")
+        fixed = self._fixed()
         if not self.counts:
-            raise BcnetError(
-                "this network has no channel dimension that could vary; is it a convolutional network, "
-                "and are its layers not all ignored?"
-            )
-        return Coupling(self._variables(), self._axes, self._sizes(), self._prefixes(), self._fixed())
+            raise BcnetError(_nothing_varies(fixed))
+        coupling = Coupling(self._variables(), self._axes, self._sizes(self.walk), self._prefixes(self.walk), fixed)
+        if self.also is None:
+            return coupling
+        training = replace(coupling, sizes=self._sizes(self.also), prefixes=self._prefixes(self.also))
+        return replace(coupling, training=training)
 
     def _first_uses(self) -> list[Dim]:
         """Parameter dimensions in the order of first use in the forward pass."""
@@ -151,7 +196,7 @@ class _Grouping:
                 shape = self.walk.state[name].shape
                 row = axes.setdefault(name, [parse(np.full((n, 2), -1), []) for n in shape])  # type: ignore[misc]
                 row[axis] = found
-        for node, value in self.walk.values.items():
+        for node, value in (self.walk.values | (self.also.values if self.also else {})).items():
             for v in values_in(value):
                 for axis in range(len(v.shape)):
                     size = self._size(v, axis)
@@ -189,18 +234,18 @@ class _Grouping:
                 terms.append((v, n // self.counts[v]))
         return Size(constant, tuple(terms))
 
-    def _sizes(self) -> dict[str, tuple[tuple[Size, ...], ...]]:
+    def _sizes(self, walk: Walk) -> dict[str, tuple[tuple[Size, ...], ...]]:
         """Node name to the sizes of its output axes (one row per output tensor)."""
         sizes = {}
-        for node, value in self.walk.values.items():
+        for node, value in walk.values.items():
             rows = [tuple(self._size(v, a) for a in range(len(v.shape))) for v in values_in(value)]
             sizes[node.name] = tuple(rows)
         return sizes  # type: ignore[return-value]
 
-    def _prefixes(self) -> dict[str, Callable[[int, int], Size]]:
+    def _prefixes(self, walk: Walk) -> dict[str, Callable[[int, int], Size]]:
         """Node name to a function (axis, position) -> how many channels lie before that position."""
         found: dict[str, Callable[[int, int], Size]] = {}
-        for node, value in self.walk.values.items():
+        for node, value in walk.values.items():
             if isinstance(value, Value) and value.layers:
                 found[node.name] = partial(self._prefix, value)
         return found
@@ -220,7 +265,7 @@ class _Grouping:
         for name, axis in self.order:
             found = self._axes[name][axis]
             for v in found.variables:
-                layer = name.rpartition(".")[0] or name
+                layer = _owner(name) or name
                 layers[v][layer] = None
                 names[v] = names[v] or layer
                 channels = sum(s.repeat for s in found.segments if s.variable == v)
@@ -232,12 +277,16 @@ class _Grouping:
         return tuple(Coupled(names[v], n, unit[v], tuple(layers[v])) for v, n in enumerate(self.counts))
 
     def _fixed(self) -> tuple[tuple[str, str], ...]:
-        """Layers whose output was fixed, with the reason; the network's output itself is not listed."""
-        owners = [(int(labels[0]), int(labels[-1]), dim) for dim, labels in self.walk.labels.items()]
+        """Layers whose output cannot vary, with the reason."""
+        why = self.walk.links.explained()
+        outputs = dict.fromkeys(self.walk.transposed(), 1)
         rows: dict[str, str] = {}
-        for label, why in self.walk.links.reasons:
-            name, axis = next((dim for low, high, dim in owners if low <= label <= high), ("", 1))
-            if axis == 0 and "kernel" not in why:
-                layer, _, leaf = name.rpartition(".")
-                rows.setdefault(layer if layer and leaf in ("weight", "bias") else name, why)
+        for name, axis in self.order:
+            labels = self.walk.labels[name, axis].numpy()
+            held = labels[self.member[labels, 0] < 0]
+            layer, leaf = _owner(name), name.rpartition(".")[2]
+            listed = len(self.walk.state[name].shape) > 1 or leaf not in ("weight", "bias", *_STATISTICS)
+            if axis == outputs.get(name, 0) and held.size and listed:
+                reason = why.get(int(held[0]), "its channels belong together, so that none of them can go")
+                rows.setdefault(layer if layer and leaf.startswith(("weight", "bias", "original")) else name, reason)
         return tuple(rows.items())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse.csgraph import breadth_first_order, connected_components
 from torch import Tensor
 
 FIXED = 1
@@ -25,13 +25,11 @@ FIXED = 1
 class Value:
     """A tensor of the graph as the analysis sees it: its shape and label layers.
 
-    Layers are kept settled (see :func:`settle`), and only where their labels differ somewhere. ``static``
-    marks what depends on parameters and constants only, never on the network's input.
+    Layers are kept settled (see :func:`settle`), and only where their labels differ somewhere.
     """
 
     shape: tuple[int, ...]
     layers: tuple[Tensor, ...] = ()
-    static: bool = False
 
     def __post_init__(self) -> None:
         settled = (settle(layer) for layer in self.layers)
@@ -40,23 +38,21 @@ class Value:
     def map(self, move: Callable[[Tensor], Tensor]) -> Value:
         """The value after a data movement, applied to every layer."""
         if not self.layers:
-            return Value(tuple(move(torch.empty(self.shape, device="meta")).shape), (), self.static)
+            return Value(tuple(move(torch.empty(self.shape, device="meta")).shape))
         layers = tuple(move(layer) for layer in self.layers)
-        return Value(tuple(layers[0].shape), layers, self.static)
+        return Value(tuple(layers[0].shape), layers)
 
 
 @dataclass
 class Links:
     """Labels handed out and the pairs that must share their fate; ``reasons`` says why labels were fixed.
 
-    ``orders`` are the orders that factored axes had before, and ``elastic`` the labels of axes that were
-    blown up from one element and so take any size.
+    ``elastic`` are the labels of axes that were blown up from one element and so take any size.
     """
 
     count: int = 2
     pairs: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    reasons: list[tuple[int, str]] = field(default_factory=list)
-    orders: dict[bytes, Tensor] = field(default_factory=dict)
+    reasons: list[tuple[np.ndarray, str]] = field(default_factory=list)
     elastic: set[int] = field(default_factory=set)
 
     def fresh(self, n: int) -> Tensor:
@@ -84,14 +80,27 @@ class Links:
         if labels.size:
             labels = np.unique(labels)
             self.pairs.append((labels, np.full_like(labels, FIXED)))
-            self.reasons.append((int(labels[0]), why))
+            self.reasons.append((labels, why))
+
+    def _graph(self) -> coo_matrix:
+        left = np.concatenate([p[0] for p in self.pairs] or [np.zeros(0, dtype=np.int64)])
+        right = np.concatenate([p[1] for p in self.pairs] or [np.zeros(0, dtype=np.int64)])
+        return coo_matrix((np.ones(len(left), dtype=np.int8), (left, right)), shape=(self.count, self.count))
+
+    def explained(self) -> dict[int, str]:
+        """Every fixed label with the reason: its own, or that of the nearest label it is linked to."""
+        own: dict[int, str] = {}
+        for labels, why in self.reasons:
+            own.update((label, why) for label in labels.tolist() if label not in own)
+        order, above = breadth_first_order(self._graph(), FIXED, directed=False)
+        for label in order[1:].tolist():
+            if label not in own:
+                own[label] = own[int(above[label])]
+        return own
 
     def classes(self) -> np.ndarray:
         """The connected component of every label: (count,), component 0 are the fixed ones."""
-        left = np.concatenate([p[0] for p in self.pairs] or [np.zeros(0, dtype=np.int64)])
-        right = np.concatenate([p[1] for p in self.pairs] or [np.zeros(0, dtype=np.int64)])
-        graph = coo_matrix((np.ones(len(left), dtype=np.int8), (left, right)), shape=(self.count, self.count))
-        component = connected_components(graph, directed=False)[1].astype(np.int64)
+        component = connected_components(self._graph(), directed=False)[1].astype(np.int64)
         fixed = component[FIXED]
         renumbered = np.where(component == fixed, -1, component)
         renumbered[0] = -1

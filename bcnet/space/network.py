@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import gcd
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from bcnet.errors import BcnetError
-from bcnet.space.capture import Capture, capture
-from bcnet.space.cost import Cost
+from bcnet.space.axis import Axis
+from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in
+from bcnet.space.check import self_check
+from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
-from bcnet.space.resize import draw, find_attributes, resized, shape_at, sliced
-from bcnet.space.rewrite import graph_network, slots
+from bcnet.space.importance import Keep, Kept, kept_units
+from bcnet.space.outputs import logits
+from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
+from bcnet.space.rewrite import CONSTANT, graph_network, slots
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable, candidates
 
 Side = Literal["left", "right"]
@@ -26,27 +32,53 @@ Side = Literal["left", "right"]
 
 def trace(
     model: nn.Module,
-    example: Tensor | Sequence[Tensor],
+    example: Example,
     *,
     groups: int = 20,
     base: int = 1,
     round_to: int = 1,
+    least: int = 1,
     ignore: Iterable[str] = (),
     init: Callable[[nn.Module], object] | None = None,
+    output: Callable[[Any], Any] | None = None,
+    check: bool = True,
 ) -> NetworkSpace:
-    """The width space of ``model``, found from its graph on ``example`` (one batch, or a tuple of inputs).
+    """The width space of ``model``, found from its graph on ``example``: one batch, a tuple of inputs, or a
+    dictionary of named ones.
 
     ``groups`` and ``base`` set the candidates (see :func:`bcnet.space.candidates`); ``round_to`` keeps
     them, and uniform scalings, multiples of a number hardware likes, as far as it divides a layer's own
-    width; ``ignore`` names layers whose output width must stay; ``init`` is called on every freshly built
-    network, after its layers have drawn their weights.
+    width; ``least`` is the fewest channels a layer may keep; ``ignore`` names layers whose output width must
+    stay; ``init`` is called on every freshly built network, after its layers have drawn their weights. ``output``
+    picks what a task is about from an output that is no tensor, ``lambda y: y["logits"]``; the usual ones are
+    found without it. ``check=False`` leaves out the check of the result on a random network of the space.
     """
-    graph = capture(model, example)
+    graph = capture(model, example, output=output)
     state = _state(model)
     used = {id(state[name]) for name in graph.used}
-    unused = any(isinstance(p, nn.Parameter) and id(p) not in used for p in state.values())
-    coupling = couple(graph, state, ignore, capture(model, example, training=True) if unused else None)
-    return NetworkSpace(model, example, graph, coupling, (groups, base, round_to), init)
+    unused = any(p.dim() and id(p) not in used for p in state.values())
+    training = None
+    if unused:  # a layer for training only; what cannot be captured there stays as it is
+        with contextlib.suppress(BcnetError):
+            training = capture(model, example, training=True, output=output)
+    coupling = couple(graph, state, ignore, training, _kernels(model))
+    space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
+    if unused:
+        space.learn_training(training)
+    if check:
+        self_check(space)
+    return space
+
+
+def _kernels(model: nn.Module) -> set[tuple[str, int]]:
+    """Parameter dimensions that are a convolution's kernel, whatever the parameter is called (weight norm)."""
+    found = set()
+    for path, module in model.named_modules():
+        if isinstance(module, _ConvNd):
+            rank = len(module.kernel_size) + 2
+            names = [f"{path}.{name}".lstrip(".") for name, p in module.named_parameters() if p.dim() == rank]
+            found |= {(name, axis) for name in names for axis in range(2, rank)}
+    return found
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -63,23 +95,25 @@ class NetworkSpace(WidthSpace):
     def __init__(
         self,
         model: nn.Module,
-        example: Tensor | Sequence[Tensor],
+        example: Example,
         graph: Capture,
         coupling: Coupling,
-        grid: tuple[int, int, int],
+        grid: tuple[int, int, int, int],
         init: Callable[[nn.Module], object] | None = None,
+        output: Callable[[Any], Any] | None = None,
     ):
-        groups, base, round_to = grid
+        groups, base, round_to, least = grid
         if round_to < 1:
             raise BcnetError(f"round_to is {round_to}, but widths are rounded to multiples of at least 1")
         steps = [v.unit * gcd(v.count, round_to // gcd(round_to, v.unit)) for v in coupling.variables]
         variables = [
-            WidthVariable(v.name, candidates(v.count * v.unit, groups, base, step), v.layers, v.unit)
+            WidthVariable(v.name, candidates(v.count * v.unit, groups, base, step, least), v.layers, v.unit)
             for v, step in zip(coupling.variables, steps, strict=True)
         ]
         super().__init__(variables, steps)
         self.model, self.graph, self.coupling, self.init = model, graph, coupling, init
-        self.example = (example,) if isinstance(example, Tensor) else tuple(example)
+        self.example = tuple(tensors_in(arguments(example)))
+        self.inputs, self.output = graph.given, output or logits
         self.fixed = coupling.fixed
         self.slots = slots(graph, coupling)
         self.costs: dict[str, Cost] = {
@@ -89,10 +123,32 @@ class NetworkSpace(WidthSpace):
         }
         self._attributes = find_attributes(model, self.slots)
         self._own_class: bool | None = None
+        self._trains_otherwise = False
+
+    def learn_training(self, graph: Capture | None) -> None:
+        """The network has layers for training only, whose ``graph`` says which attributes hold sizes there."""
+        self._trains_otherwise = True
+        if graph is not None and self.coupling.training is not None:
+            self._attributes = find_attributes(self.model, [*self.slots, *slots(graph, self.coupling.training)])
 
     def units(self, widths: ArrayLike) -> list[int]:
         """Widths (L,) in units of their variables; widths beyond ``l`` are fine here (a supernet's total)."""
         return [int(w) // v.unit for w, v in zip(np.asarray(widths).tolist(), self.variables, strict=True)]
+
+    def flat(self, inputs: Example) -> tuple[Tensor, ...]:
+        """The tensors of one batch in the order in which the graph takes them."""
+        args, kwargs = arguments(inputs)
+        if set(kwargs) != set(self.inputs[1]):
+            wanted = ", ".join(self.inputs[1]) or "no names"
+            raise BcnetError(f"the batch has {', '.join(kwargs) or 'no names'}, but the example input has {wanted}")
+        return tuple(tensors_in((args, {name: kwargs[name] for name in self.inputs[1]})))
+
+    @property
+    def reducible_flops(self) -> float:
+        """The share of the FLOPs that shrinks with some width."""
+        cost = self.costs["flops"]
+        full = int(cost(self.max)[0])
+        return 1 - cost.q0 / full if full and isinstance(cost, QuadraticCost) else 0.0
 
     @property
     def own_class(self) -> bool:
@@ -102,6 +158,11 @@ class NetworkSpace(WidthSpace):
             reasons = [self._differs(w) for w in (self.max, self.min, self.sample(rng)[0])]
             self._own_class = not any(reasons)
             if not self._own_class:
+                if not self.graph.dynamic:
+                    raise BcnetError(
+                        f"{type(self.model).__name__} itself does not run at other widths, and its graph runs on "
+                        f"batches of {self.graph.batch} only: its forward must not depend on the batch size"
+                    )
                 why = next(reason for reason in reasons if reason)
                 warnings.warn(
                     f"{type(self.model).__name__} itself does not run at other widths ({why}), so networks are built "
@@ -111,47 +172,82 @@ class NetworkSpace(WidthSpace):
         return self._own_class
 
     def build(
-        self, widths: ArrayLike, weights_of: nn.Module | None = None, side: Side = "left", *, grow: bool = False
+        self,
+        widths: ArrayLike,
+        weights_of: nn.Module | None = None,
+        side: Side = "left",
+        *,
+        keep: Keep | None = None,
+        grow: bool = False,
     ) -> nn.Module:
         """A plain network at ``widths`` (L,): fresh weights, or slices of ``weights_of``.
 
         ``weights_of`` is the original network or a supernet (anything whose state has the original's
-        names); ``side`` says which channels of it are taken. ``grow`` allows widths beyond the original's.
+        names). Which of its channels are taken, ``side`` says, or ``keep``: the most important ones by a
+        criterion (``"l2"``, see :func:`bcnet.space.importance.importance`) or by scores of one's own, or those
+        named, an array for each variable (:func:`bcnet.space.importance.kept_units`); their order stays.
+        ``grow`` allows widths beyond the original's.
         """
         checked = np.asarray(widths, dtype=np.int64) if grow else self.check(widths)
         if checked.ndim != 1:
             raise BcnetError("build takes the widths of one network, a row of numbers")
+        if keep is not None and weights_of is None:
+            raise BcnetError("keep says which channels of a network stay: give that network as weights_of")
+        kept = None if keep is None or weights_of is None else kept_units(self, self.units(checked), keep, weights_of)
         network = (self._own if self.own_class else self._from_graph)(checked)
         if weights_of is None:
             draw(network, self.model, self.coupling.axes, self.units(checked))
             if self.init is not None:
                 self.init(network)
         else:
-            self.copy_weights(network, checked, weights_of, side)
+            self.copy_weights(network, checked, weights_of, side, kept)
         return network
 
     @torch.no_grad()
-    def copy_weights(self, network: nn.Module, widths: Widths, source: nn.Module, side: Side = "left") -> None:
-        """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes."""
+    def copy_weights(
+        self, network: nn.Module, widths: Widths, source: nn.Module, side: Side = "left", kept: Kept | None = None
+    ) -> None:
+        """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes, or
+        with its units ``kept``."""
         given = _state(source)
-        total = self._total_units(given)
+        known: list[int] | None = getattr(source, "total_units", None)  # a supernet knows what it holds
+        total = known or self.total_units({name: tensor.shape for name, tensor in given.items()})
         units = self.units(widths)
         for name, tensor in _state(network).items():
+            if name.startswith(CONSTANT) and name.removeprefix(CONSTANT) in self.graph.constants:
+                continue
             if name not in given:
                 raise BcnetError(f"weights_of has no parameter {name!r}: it must be the traced network or its supernet")
             axes = self.coupling.axes.get(name)
-            tensor.copy_(given[name] if axes is None else sliced(given[name], axes, units, total, side))
+            if axes is None:
+                tensor.copy_(given[name])
+            elif kept is None:
+                tensor.copy_(sliced(given[name], axes, units, total, side))
+            else:
+                tensor.copy_(selected(given[name], axes, kept, total))
 
-    def _total_units(self, state: dict[str, Tensor]) -> list[int]:
-        """How many units of each variable a state (the original's or a supernet's) holds."""
-        full = [v.count for v in self.coupling.variables]
-        total = list(full)
+    def total_units(self, shapes: Mapping[str, Sequence[int]]) -> list[int]:
+        """How many units of each variable a state of these shapes (the original's or a supernet's) holds, from one
+        equation per axis, ``constant + sum(repeat * units) = size``; what no axis tells is as in the original."""
+        full = np.array([v.count for v in self.coupling.variables])
+        sizes = {(axis.size, shapes[name][dim]): name for name, dim, axis in self._varying_axes() if name in shapes}
+        matrix = np.zeros((len(sizes), len(full)))
+        for row, (size, _) in zip(matrix, sizes, strict=True):
+            for variable, k in size.terms:
+                row[variable] = k
+        beyond = np.array([n - size.at(full) for size, n in sizes])
+        total = np.rint(full + np.linalg.lstsq(matrix, beyond, rcond=None)[0]).astype(np.int64)
+        for (size, n), name in sizes.items():
+            if size.at(total) != n:
+                raise BcnetError(
+                    f"the shape of {name!r} in weights_of fits no widths: it must be the traced network or its supernet"
+                )
+        return [int(n) for n in total]
+
+    def _varying_axes(self) -> Iterator[tuple[str, int, Axis]]:
+        """``(name, dimension, axis)`` of every parameter dimension that varies."""
         for name, axes in self.coupling.axes.items():
-            for dim, axis in enumerate(axes):
-                if len(axis.segments) == 1 and axis.segments[0].variable is not None and name in state:
-                    segment = axis.segments[0]
-                    total[axis.segments[0].variable] = state[name].shape[dim] // segment.repeat
-        return total
+            yield from ((name, dim, axis) for dim, axis in enumerate(axes) if axis.variables)
 
     def _own(self, widths: Widths) -> nn.Module:
         return resized(self.model, self.coupling.axes, self._attributes, self.units(widths)).train()
@@ -168,24 +264,30 @@ class NetworkSpace(WidthSpace):
             tensors[name] = tied[id(old)]
         return graph_network(self.graph, self.slots, units, tensors)
 
+    def from_graph(self, widths: Widths) -> nn.Module:
+        """The captured graph at ``widths`` with the original's weights, in evaluation mode."""
+        network = self._from_graph(widths)
+        self.copy_weights(network, widths, self.model)
+        return network.eval()
+
     @torch.no_grad()
     def _differs(self, widths: Widths) -> str:
         """Why the user's class and the graph disagree at ``widths``, or nothing."""
-        inputs = tuple(torch.cat([t, t]) if t.shape[0] == 1 else t for t in self.example)
-        reference = self._from_graph(widths)
-        self.copy_weights(reference, widths, self.model)
-        expected = reference.eval()(*inputs)
+        args, kwargs = self.inputs
+        expected = self.from_graph(widths)(*tensors_in(self.inputs))
         try:
             own = self._own(widths)
             self.copy_weights(own, widths, self.model)
-            found = own.eval()(*inputs)
+            found = own.eval()(*args, **kwargs)
+            found = self.output(found) if self.graph.adapted else found
+            if self._trains_otherwise:
+                with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
+                    own.train()(*args, **kwargs)
         except Exception as error:
             return (str(error).splitlines() or [type(error).__name__])[0][:160]
-        pairs = list(zip(_tensors(found), _tensors(expected), strict=False))
-        if not all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs):
+        pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
+        if len(tensors_in(found)) != len(tensors_in(expected)) or not all(
+            a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs
+        ):
             return "its output then differs from its graph's"
         return ""
-
-
-def _tensors(tree: object) -> list[Tensor]:
-    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, Tensor)]

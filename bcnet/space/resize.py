@@ -7,18 +7,19 @@ checks the result against the rewritten graph and falls back to that graph where
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bcnet.space.axis import Axis, Size
+from bcnet.space.capture import duplicate
 from bcnet.space.rewrite import Slot
 
 Axes = Mapping[str, tuple[Axis, ...]]
@@ -34,6 +35,14 @@ def sliced(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int], total: Se
             continue
         parts = [tensor.narrow(dim, start, length) for start, length in pieces]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    return tensor
+
+
+def selected(tensor: Tensor, axes: Sequence[Axis], kept: Sequence[np.ndarray], total: Sequence[int]) -> Tensor:
+    """The part of a parameter (built for ``total`` units) that belongs to the units ``kept``."""
+    for dim, axis in enumerate(axes):
+        if axis.variables:
+            tensor = tensor.index_select(dim, torch.from_numpy(axis.indices(kept, total)).to(tensor.device))
     return tensor
 
 
@@ -53,7 +62,7 @@ def tiled(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int]) -> Tensor:
 
 def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], units: Sequence[int]) -> nn.Module:
     """A copy of ``template`` with empty parameters and the attributes of ``units`` (not yet initialised)."""
-    network = copy.deepcopy(template)
+    network = duplicate(template)
     tied: dict[int, nn.Parameter | Tensor] = {}
     parameters = network.named_parameters(remove_duplicate=False)
     for name, old in [*parameters, *network.named_buffers(remove_duplicate=False)]:
@@ -62,10 +71,10 @@ def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], un
                 new = torch.empty(shape_at(axes[name], units), dtype=old.dtype, device=old.device)
                 tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
             _replace(network, name, tied[id(old)])
-    for path, module in network.named_modules():
-        _set_known_attributes(module, path, axes, units)
     for attribute in attributes:
         attribute.set(network, units)
+    for path, module in network.named_modules():
+        _set_known_attributes(module, path, axes, units)
     return network
 
 
@@ -78,29 +87,32 @@ def _replace(network: nn.Module, name: str, tensor: Tensor) -> None:
         module._buffers[leaf] = tensor
 
 
+# Names under which a layer keeps its weight: plain, with weight norm, with spectral norm, old and parametrised.
+_WEIGHTS = ("weight", "weight_orig", "weight_v", *(f"parametrizations.weight.original{i}" for i in ("1", "")))
+
+
 def _set_known_attributes(module: nn.Module, path: str, axes: Axes, units: Sequence[int]) -> None:
-    """Sizes that torch's own layers keep as attributes."""
+    """Sizes that torch's own layers keep as attributes; ``groups`` is one of those found by their values."""
     prefix = f"{path}." if path else ""
-    weight = axes.get(f"{prefix}weight")
-    shape = shape_at(weight, units) if weight is not None else None
-    if isinstance(module, _ConvNd) and weight is not None and shape is not None:
-        grouped = module.out_channels if not isinstance(module, _ConvTransposeNd) else module.in_channels
-        per_group = grouped // module.groups
-        if module.groups > 1 and not weight[1].variables and weight[0].variables:
-            module.groups = shape[0] // per_group
+    shapes = [shape_at(axes[prefix + name], units) for name in _WEIGHTS if prefix + name in axes]
+    shape = shapes[0] if shapes else None
+    if isinstance(module, _ConvNd) and shape is not None:
         first, second = shape[0], shape[1] * module.groups
         transposed = isinstance(module, _ConvTransposeNd)
         module.out_channels, module.in_channels = (second, first) if transposed else (first, second)
     elif isinstance(module, nn.Linear) and shape is not None:
         module.out_features, module.in_features = shape
     elif isinstance(module, _NormBase):
-        known = axes.get(f"{prefix}running_mean") or weight
+        known = axes.get(f"{prefix}running_mean") or axes.get(f"{prefix}weight")
         if known is not None:
             module.num_features = shape_at(known, units)[0]
     elif isinstance(module, nn.GroupNorm) and shape is not None:
         module.num_channels = shape[0]
     elif isinstance(module, nn.LayerNorm) and shape is not None:
         module.normalized_shape = shape
+    elif isinstance(module, nn.RNNBase):
+        module.input_size = module.weight_ih_l0.shape[1]
+        module._init_flat_weights()
 
 
 @dataclass(frozen=True)
@@ -123,11 +135,12 @@ def find_attributes(template: nn.Module, holes: Sequence[Slot]) -> tuple[Attribu
     """Attributes that explain the graph's size constants: equal to one, or a small multiple of it, in the
     nearest module around the layer that used it."""
     found: dict[tuple[str, str], Attribute] = {}
+    modules = dict(template.named_modules(remove_duplicate=False))
     for factors in ((1,), (2, 3, 4)):
         for layer, full, sizes in _constants(holes):
-            path: str | None = layer
+            path: str | None = layer if layer in modules else ""
             while path is not None:
-                matching = _matching(template.get_submodule(path), path, full, sizes, factors)
+                matching = _matching(modules[path], path, full, sizes, factors) if path in modules else []
                 for attribute in matching:
                     found.setdefault((attribute.path, attribute.name), attribute)
                 path = None if matching or not path else path.rpartition(".")[0]

@@ -6,22 +6,23 @@ constant that varies with the widths; with its slots filled the graph runs at an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from bcnet.errors import BcnetError
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.coupling import Coupling
-from bcnet.space.operators.products import drops_whole_groups
-from bcnet.space.walk import bind, layer_of
+from bcnet.space.operators.table import Site, bind, find
+from bcnet.space.walk import layer_of
 
-_SHAPED = {"aten::view": "size", "aten::reshape": "shape", "aten::_unsafe_view": "size", "aten::expand": "size"}
-INFERRED = Size(-1)  # the one size of a view that torch works out itself
-_CONVOLUTIONS = tuple(f"aten::conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3))
+CONSTANT = "constant_"  # begins the names of buffers that hold tensors which the forward pass makes of numbers
+STRUCTURED = "bcnet_structured"
 
 
 @dataclass(frozen=True)
@@ -48,95 +49,12 @@ def slots(capture: Capture, coupling: Coupling) -> tuple[Slot, ...]:
     """All constants of the graph that vary with the widths."""
     found: list[Slot] = []
     for node in capture.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            for name, item, full, size in _sizes_of(node, coupling):
+        entry = find(node.target) if node.op == "call_function" else None
+        if entry is not None and entry.sizes is not None:
+            for name, item, full, size in entry.sizes(Site(node, coupling)):
                 if size.terms or full < 0:
                     found.append(Slot(node, name, item, full, size))
     return tuple(found)
-
-
-def _sizes_of(node: fx.Node, coupling: Coupling) -> Iterator[tuple[str, int | None, int, Size]]:
-    """``(argument, item, constant, size)`` of the size constants of one node."""
-    target: Any = node.target
-    kind = target._schema.name
-    args = bind(target, node.args, node.kwargs)
-    rows = coupling.sizes[node.name]
-    if kind in _SHAPED:
-        wanted = args[_SHAPED[kind]]
-        merged = [i for i, n in enumerate(wanted) if isinstance(n, fx.Node) and rows[0][i].terms]
-        for i, n in enumerate(wanted):
-            if i in merged:  # channels merged with the batch
-                yield _SHAPED[kind], i, -1, INFERRED
-            elif isinstance(n, int) and (n > 0 or merged):
-                yield _SHAPED[kind], i, n, rows[0][i]
-    elif kind == "aten::unflatten":
-        dim = args["dim"] % len(coupling.sizes[args["self"].name][0])
-        for i, n in enumerate(args["sizes"]):
-            if isinstance(n, int) and n > 0:
-                yield "sizes", i, n, rows[0][dim + i]
-    elif kind in ("aten::split_with_sizes", "aten::split"):
-        dim = args["dim"] % len(rows[0])
-        if kind == "aten::split":
-            yield "split_size", None, args["split_size"], rows[0][dim]
-        else:
-            for i, n in enumerate(args["split_sizes"]):
-                yield "split_sizes", i, n, rows[i][dim]
-    elif kind in ("aten::slice", "aten::narrow"):
-        yield from _slice_sizes(kind, args, coupling)
-    elif kind in _CONVOLUTIONS and isinstance(args["groups"], int) and args["groups"] > 1:
-        inputs = args["input"].name
-        per = (coupling.full(inputs, 1) // args["groups"], coupling.full(node.name, 1) // args["groups"])
-        yield from _group_sizes("groups", args["groups"], coupling.sizes[inputs][0][1], per)
-    elif kind == "aten::group_norm" and args["num_groups"] > 1:
-        per_group = coupling.full(node.name, 1) // args["num_groups"]
-        yield from _group_sizes("num_groups", args["num_groups"], rows[0][1], (per_group, per_group))
-    elif kind in ("aten::layer_norm", "aten::rms_norm"):
-        shape = args["normalized_shape"]
-        for i, n in enumerate(shape):
-            yield "normalized_shape", i, n, rows[0][len(rows[0]) - len(shape) + i]
-    elif kind in ("aten::constant_pad_nd", "aten::pad"):
-        yield from _pad_sizes(node, args["pad"], coupling)
-
-
-def _slice_sizes(kind: str, args: Mapping[str, Any], coupling: Coupling) -> Iterator[tuple[str, int | None, int, Size]]:
-    source = args["self"].name
-    before = coupling.prefixes.get(source)
-    axis = args["dim"] % len(coupling.sizes[source][0])
-    length = coupling.full(source, axis)
-    if before is None:
-        return
-    if kind == "aten::narrow":
-        start, n = args["start"], args["length"]
-        yield "start", None, start, before(axis, start)
-        yield "length", None, n, before(axis, start + n) - before(axis, start)
-        return
-    for name in ("start", "end"):
-        position = args[name]
-        if isinstance(position, int) and position != 0 and abs(position) < length:
-            place = position % length
-            size = before(axis, place)
-            yield name, None, position, size if position > 0 else size - before(axis, length)
-
-
-def _group_sizes(
-    name: str, groups: int, inputs: Size, per_group: tuple[int, int]
-) -> Iterator[tuple[str, int | None, int, Size]]:
-    if drops_whole_groups(groups, *per_group):
-        yield name, None, groups, inputs // per_group[0]
-
-
-def _pad_sizes(node: fx.Node, pad: Any, coupling: Coupling) -> Iterator[tuple[str, int | None, int, Size]]:
-    before = coupling.prefixes.get(node.name)
-    sizes = coupling.sizes[node.name][0]
-    for i in range(0, len(pad), 2):
-        axis = len(sizes) - 1 - i // 2
-        if before is None or not sizes[axis].terms:
-            continue
-        n = coupling.full(node.name, axis)
-        if pad[i]:
-            yield "pad", i, pad[i], before(axis, pad[i])
-        if pad[i + 1]:
-            yield "pad", i + 1, pad[i + 1], before(axis, n) - before(axis, n - pad[i + 1])
 
 
 Fill = Callable[[fx.Graph, Slot], Any]
@@ -163,9 +81,10 @@ def rewrite(
             new[node] = state(graph, capture.state_of.get(node.name, node.name), kind)
         elif node.op == "output":
             outputs = fx.node.map_arg(node.args[0], lambda n: new[n])
-            graph.output(outputs[0] if len(outputs) == 1 else outputs)
+            graph.output(outputs[0] if capture.output.is_leaf() else outputs)
         else:
             new[node] = graph.node_copy(node, lambda n: new[n])
+            new[node].meta["captured"] = node.name
             for slot in by_node.get(node, ()):
                 with graph.inserting_before(new[node]):
                     value = fill(graph, slot)
@@ -195,22 +114,60 @@ def graph_network(
 ) -> fx.GraphModule:
     """The network at ``units`` per variable as a module of the rewritten graph; state names are the user's."""
     root = nn.Module()
+    for name in {name.partition(".")[0] for name in tensors} & _TAKEN:
+        raise BcnetError(f"a network built from a graph cannot have a part called {name!r}: rename it in the model")
     for name, tensor in tensors.items():
         put(root, name, tensor)
+    for name, part in capture.parts.items():
+        root.add_module(name, part)
     for name, constant in capture.constants.items():
-        root.register_buffer(f"constant_{name}", constant, persistent=False)
+        root.register_buffer(CONSTANT + name, constant, persistent=False)
 
     def state(graph: fx.Graph, name: str, kind: str) -> fx.Node:
-        return graph.get_attr(f"constant_{name}" if kind == "constant" else name)
+        return graph.get_attr(CONSTANT + name if kind == "constant" else name)
 
     graph = rewrite(capture, holes, lambda _, slot: slot.size.at(units), state)
     follow_training_mode(graph)
-    module = fx.GraphModule(root, graph, class_name="GraphNetwork")
+    if not is_plain(capture.output):
+        root.add_module(STRUCTURED, Structured(capture.output))
+        (end,) = graph.find_nodes(op="output")
+        with graph.inserting_before(end):
+            end.args = (graph.call_module(STRUCTURED, tuple(end.args[0])),)
+    module = GraphNetwork(root, graph, class_name="GraphNetwork")
     kept = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in tensors.items():
         if name not in kept:  # what the graph does not read (a counter of batches, a head for training) stays too
             put(module, name, tensor)
     return module.train()
+
+
+_TAKEN = set(dir(fx.GraphModule)) - set(dir(nn.Module)) - {"code"}
+
+
+class GraphNetwork(fx.GraphModule):
+    """A module of the captured graph; a layer of the network that is called ``code`` hides the graph's own."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "code":
+            inside = super().__getattribute__("__dict__")
+            return inside.get("_modules", {}).get(name, inside.get("_code"))
+        return super().__getattribute__(name)
+
+
+class Structured(nn.Module):
+    """Outputs of a graph put together as the network's own forward gives them."""
+
+    def __init__(self, spec: TreeSpec):
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, *outputs: Any) -> Any:
+        return tree_unflatten(outputs, self.spec)
+
+
+def is_plain(spec: TreeSpec) -> bool:
+    """Whether outputs are a tensor, or a tuple of tensors, as a graph gives them anyway."""
+    return spec.is_leaf() or (spec.type is tuple and all(child.is_leaf() for child in spec.children()))
 
 
 def follow_training_mode(graph: fx.Graph) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import Tensor, fx
 
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Links, Value, along
-from bcnet.space.operators import RULES, Call
+from bcnet.space.operators import Call, shapes
+from bcnet.space.operators.table import bind, find, name_of
 
 Dim = tuple[str, int]
 
@@ -21,21 +22,22 @@ Dim = tuple[str, int]
 class Walk:
     """Propagates labels through the graph, node by node.
 
-    ``links`` and ``labels`` (parameter dimension to labels) of an earlier walk are gone on with.
+    ``kernels`` are parameter dimensions that never vary; ``links`` and ``labels`` (parameter dimension to labels)
+    of an ``earlier`` walk are gone on with.
     """
 
     def __init__(
         self,
         capture: Capture,
         state: Mapping[str, Tensor],
-        links: Links | None = None,
-        labels: dict[Dim, Tensor] | None = None,
+        kernels: Collection[Dim] = (),
+        earlier: Walk | None = None,
     ):
-        self.capture, self.state = capture, state
+        self.capture, self.state, self.kernels = capture, state, kernels
         first: dict[int, str] = {}
         self.tied = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
-        self.links = Links() if links is None else links
-        self.labels: dict[Dim, Tensor] = {} if labels is None else labels
+        self.links = Links() if earlier is None else earlier.links
+        self.labels: dict[Dim, Tensor] = {} if earlier is None else earlier.labels
         self.values: dict[fx.Node, Any] = {}
 
     def propagate(self) -> None:
@@ -44,6 +46,8 @@ class Walk:
                 self.values[node] = self._placeholder(node)
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
+            elif node.op == "get_attr":
+                self.values[node] = None
             elif node.op == "output":
                 for value in values_in(fx.node.map_aggregate(node.args, self._resolve)):
                     for layer in value.layers:
@@ -58,16 +62,15 @@ class Walk:
         name = self.parameter(node)
         if name is None:
             val = node.meta.get("val")
-            known = node.name in self.capture.constants
-            return Value(_shape(val), (), known) if isinstance(val, Tensor) else val
+            return Value(shape_of(val)) if isinstance(val, Tensor) else val
         shape = tuple(self.state[name].shape)
         layers = []
         for axis, n in enumerate(shape):
-            if n > 1:
+            if n > 1 and node.users and (name, axis) not in self.kernels:  # what nothing reads stays as it is
                 if (name, axis) not in self.labels:
                     self.labels[name, axis] = self.links.fresh(n)
                 layers.append(along(self.labels[name, axis], axis, shape))
-        return Value(shape, tuple(layers), True)
+        return Value(shape, tuple(layers))
 
     def _call(self, node: fx.Node) -> Any:
         args: Any = fx.node.map_aggregate(node.args, self._resolve)
@@ -75,44 +78,41 @@ class Walk:
         if node.target is operator.getitem:
             return args[0][args[1]]
         val = node.meta.get("val")
-        shapes = [_shape(v) for v in _leaves(val)] if not isinstance(val, Tensor) else [_shape(val)]
-        tensors = list(values_in((args, kwargs)))
-        if not shapes:
-            if isinstance(val, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return _concrete(val)
-            return None
-        if not isinstance(node.target, torch._ops.OpOverload) or not any(t.layers for t in tensors):
-            static = all(t.static for t in tensors)
-            plain = [Value(shape, (), static) for shape in shapes]
-            if not any(t.layers for t in tensors) and not _needs_rule(node):
-                return plain if isinstance(val, (list, tuple)) else plain[0]
-        return self._apply(node, args, kwargs, tuple(shapes), isinstance(val, (list, tuple)))
-
-    def _apply(self, node: fx.Node, args: Any, kwargs: Any, shapes: tuple[tuple[int, ...], ...], many: bool) -> Any:
-        target: Any = node.target
-        where = layer_of(node) or node.name
-        named = bind(target, args, kwargs)
-        run = partial(_run_on, target, args, kwargs)
-        call = Call(self.links, named, shapes, where, run)
-        name = target._schema.name if hasattr(target, "_schema") else str(target)
-        known = RULES.get(name) or RULES.get(name.removesuffix("_"))
-        result: Value | list[Value]
-        if isinstance(bind(target, node.args, node.kwargs).get("groups"), fx.Node):
-            result = _keep(call, "the number of its groups depends on the batch")
-        elif known is not None:
-            result = known(call)
-        elif _pointwise(target):
-            result = call.together()
+        many = isinstance(val, (list, tuple))
+        outs = tuple(shape_of(v) for v in _leaves(val))
+        if not outs:
+            number = isinstance(val, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+            return concrete(val) if number else None
+        labelled = any(value.layers for value in values_in((args, kwargs)))
+        if labelled or _makes_labels(node.target):
+            result = self._apply(node, args, kwargs, outs)
         else:
-            warnings.warn(
-                f"bcnet does not know the operator {name} (in {where}) and keeps the channels that meet it at their "
-                f'full width; teach it with @bcnet.space.rule("{name}")',
-                stacklevel=2,
-            )
-            result = _keep(call, f"operator {name} is unknown to bcnet")
+            result = [Value(shape) for shape in outs]
         if many:
             return result if isinstance(result, list) else [result]
         return result[0] if isinstance(result, list) else result
+
+    def _apply(self, node: fx.Node, args: Any, kwargs: Any, outs: tuple[tuple[int, ...], ...]) -> Value | list[Value]:
+        target: Any = node.target
+        where = layer_of(node) or node.name
+        named = bind(target, args, kwargs) if hasattr(target, "_schema") else dict(enumerate(args))
+        symbolic = "groups" in named and isinstance(bind(target, node.args, node.kwargs)["groups"], fx.Node)
+        batch = self.capture.batch if symbolic else 0
+        call = Call(self.links, named, outs, where, partial(_run_on, target, args, kwargs), batch)
+        known = find(target)
+        if symbolic and named["groups"] != batch:
+            return _keep(call, "the number of its groups depends on the batch")
+        if known is not None:
+            return known.couple(call)
+        if _pointwise(target):
+            return call.together()
+        warnings.warn(_unknown(target, call), stacklevel=2)
+        return _keep(call, f"operator {name_of(target)} is unknown to bcnet")
+
+    def transposed(self) -> set[str]:
+        """Names of the weights whose second axis is their layer's output."""
+        calls = [n for n in self.capture.graph.nodes if "conv_transpose" in str(n.target)]
+        return {name for n in calls if (name := self.parameter(n.args[1])) is not None}
 
     def _resolve(self, arg: Any) -> Any:
         return self.values[arg] if isinstance(arg, fx.Node) else arg
@@ -125,11 +125,18 @@ def _keep(call: Call, why: str) -> list[Value]:
     return [Value(shape) for shape in call.shapes]
 
 
-def _needs_rule(node: fx.Node) -> bool:
-    """Expanding a constant makes labels where there were none."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in (
-        "aten::expand",
-        "aten::expand_as",
+def _makes_labels(target: Any) -> bool:
+    """Expanding or making a constant makes labels where there were none."""
+    return find(target) is not None and find(target).couple in (shapes.expand, shapes.repeat, shapes.factory)  # type: ignore[union-attr]
+
+
+def _unknown(target: Any, call: Call) -> str:
+    name = name_of(target)
+    tensor = next((key for key, value in call.args.items() if isinstance(value, Value)), "x")
+    return (
+        f"bcnet does not know the operator {name} (in {call.where}) and keeps the channels that meet it at their full "
+        f'width; if it keeps channels apart, teach it with bcnet.space.register("{name}", '
+        f'couple=lambda call: call.carry(call.value("{tensor}")))'
     )
 
 
@@ -137,22 +144,11 @@ def _pointwise(target: Any) -> bool:
     """Whether torch tags the operator, or its out-of-place twin, as pointwise."""
     if torch.Tag.pointwise in getattr(target, "tags", ()):
         return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
     space, _, name = target._schema.name.partition("::")
     twin = getattr(getattr(torch.ops, space), name.removesuffix("_"), None)
     return twin is not None and any(torch.Tag.pointwise in getattr(twin, o).tags for o in twin.overloads())
-
-
-def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by the names of the operator's schema, defaults filled in."""
-    named: dict[str, Any] = {}
-    for i, argument in enumerate(target._schema.arguments):
-        if i < len(args):
-            named[argument.name] = args[i]
-        elif argument.name in kwargs:
-            named[argument.name] = kwargs[argument.name]
-        else:
-            named[argument.name] = argument.default_value if argument.has_default_value() else None
-    return named
 
 
 def _run_on(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], layer: Tensor) -> Tensor:
@@ -176,17 +172,19 @@ def values_in(tree: Any) -> Iterable[Value]:
         yield from values_in(list(tree.values()))
 
 
-def _concrete(value: Any) -> Any:
+def concrete(value: Any) -> Any:
+    """A number for a symbol: its value in the example, or 1 where only the data tells (``nonzero``)."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return value.node.hint
+        return 1 if value.node.hint is None else value.node.hint
     return value
 
 
-def _shape(val: Any) -> tuple[int, ...]:
-    return tuple(int(_concrete(s)) for s in val.shape)
+def shape_of(val: Any) -> tuple[int, ...]:
+    return tuple(int(concrete(s)) for s in val.shape)
 
 
 def layer_of(node: fx.Node) -> str:
     """The path of the module whose forward made this node."""
     stack = node.meta.get("nn_module_stack") or {}
-    return list(stack.values())[-1][0].removeprefix("L['self'].").removeprefix("L['self']") if stack else ""
+    path = list(stack.values())[-1][0].removeprefix("L['self'].").removeprefix("L['self']") if stack else ""
+    return "" if path.startswith("_empty_nn_module_stack") else str(path)

@@ -24,12 +24,13 @@ MAX_WIDTH = 2**20  # no layer is wider; keeps a hostile file from claiming all m
 Widths = NDArray[np.int64]
 
 
-def candidates(largest: int, groups: int, base: int = 1, unit: int = 1) -> tuple[int, ...]:
+def candidates(largest: int, groups: int, base: int = 1, unit: int = 1, least: int = 1) -> tuple[int, ...]:
     """Widths a variable of ``largest`` channels may take, ascending, multiples of ``unit``.
 
     With ``l`` channels in ``K`` groups they are about ``base*l/K, (base+1)*l/K, ..., l``: the lower
     half is rounded, the upper half mirrors it, so the set is closed under ``c -> l + l_s - c`` for
-    every l, K and base. Where l has no more channels than there are groups, every width is one.
+    every l, K and base. Where l has no more channels than there are groups, every width is one. None has fewer
+    channels than ``least``, unless l itself has.
     """
     if groups < 1:
         raise BcnetError(f"groups is {groups}, but a space needs at least 1 group")
@@ -41,7 +42,11 @@ def candidates(largest: int, groups: int, base: int = 1, unit: int = 1) -> tuple
         raise BcnetError(f"{largest} channels cannot be divided into units of {unit}")
     if largest > MAX_WIDTH:
         raise BcnetError(f"{largest} channels are too many: a width variable may have at most {MAX_WIDTH}")
+    if least < 1:
+        raise BcnetError(f"least is {least}, but a layer needs at least 1 channel")
     largest_unit = largest // unit
+    least_unit = min(-(-least // unit), largest_unit)
+    base = max(base, -(-least_unit * groups // largest_unit))
     count = groups - base + 1
     exact_base = largest_unit * base / groups
     smallest = min(max(1, math.floor(exact_base + 0.5)), largest_unit)
@@ -51,7 +56,7 @@ def candidates(largest: int, groups: int, base: int = 1, unit: int = 1) -> tuple
         return (largest,)
     if count % 2 and (largest_unit - smallest) % 2:
         # The middle candidate is its own complement, so l + l_s must be even.
-        smallest += 1 if exact_base > smallest or smallest == 1 else -1
+        smallest += 1 if exact_base > smallest or smallest == least_unit else -1
     step = (largest_unit - smallest) / (count - 1)
     lower = [math.floor(smallest + i * step + 0.5) for i in range((count + 1) // 2)]
     mirrored = {largest_unit + smallest - c for c in lower}
@@ -125,6 +130,11 @@ class WidthSpace:
         return tuple(v.name for v in self.variables)
 
     @property
+    def steps(self) -> Widths:
+        """What uniform scaling rounds the width of each variable to: (L,)."""
+        return self._steps
+
+    @property
     def layer_counts(self) -> NDArray[np.float64]:
         """How many layers have channels of each variable, at least one: (L,)."""
         return np.array([max(len(v.layers), 1) for v in self.variables], dtype=np.float64)
@@ -179,6 +189,15 @@ class WidthSpace:
             raise BcnetError("an index lies outside its variable's candidates")
         columns = [table[index[..., i]] for i, table in enumerate(self._tables)]
         return np.stack(columns, axis=-1)
+
+    def floor(self, widths: ArrayLike) -> Widths:
+        """The widest candidates that are nowhere wider than ``widths`` (..., L); the narrowest where none is."""
+        rows = np.asarray(widths)
+        columns = [
+            np.asarray(v.candidates)[np.maximum(np.searchsorted(v.candidates, rows[..., i], side="right") - 1, 0)]
+            for i, v in enumerate(self.variables)
+        ]
+        return np.stack(columns, axis=-1).astype(np.int64)
 
     def encode(self, widths: ArrayLike) -> NDArray[np.int64]:
         """Widths (..., L) to candidate indices (..., L); a width that is no candidate is an error."""

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_unflatten
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
 from bcnet.space.network import NetworkSpace, Side
+from bcnet.space.operators.table import bind
 from bcnet.space.resize import sliced
 from bcnet.space.rewrite import Slot, put, rewrite
-from bcnet.space.walk import bind
 from bcnet.supernet.principle import Principle, get_principle
 from bcnet.training import distributed
 
@@ -93,8 +94,8 @@ class Supernet(nn.Module):
         taken: Side = side if side in self._principle.sides else "left"
         return Plan(units, taken, tuple(size.at(units) for size in self._engine.sizes))
 
-    def forward(self, x: Tensor, widths: ArrayLike, side: Side = "left", stats: Stats | None = None) -> Any:
-        """The output of one path on ``x`` (n, C, H, W).
+    def forward(self, x: Any, widths: ArrayLike, side: Side = "left", stats: Stats | None = None) -> Any:
+        """The output of one path on ``x`` (n, C, H, W), or on the tuple or dictionary that the network takes.
 
         Batch norm uses the statistics of this batch, or those in ``stats`` (see :meth:`statistics`).
         """
@@ -122,7 +123,7 @@ class Supernet(nn.Module):
         ]
 
     def run(
-        self, plan: Plan, x: Tensor, views: Sequence[Tensor], stats: Stats | None = None, tap: Tap | None = None
+        self, plan: Plan, x: Any, views: Sequence[Tensor], stats: Stats | None = None, tap: Tap | None = None
     ) -> Any:
         """Run the graph on views that :meth:`views` gave (or on leaves made of them).
 
@@ -134,7 +135,7 @@ class Supernet(nn.Module):
         return engine.call(x, self._given(views, stats), plan.sizes, stats is None, self.training, tap)
 
     @torch.no_grad()
-    def statistics(self, plan: Plan, x: Tensor, views: Sequence[Tensor]) -> Stats:
+    def statistics(self, plan: Plan, x: Any, views: Sequence[Tensor]) -> Stats:
         """The statistics of the batch ``x`` at every batch norm of a path, by buffer name; dropout is off."""
         stats = {name: torch.zeros_like(views[i]) for i, name in self._engine.statistics.items()}
         self._engine.call(x, self._given(views, stats), plan.sizes, True, False)
@@ -166,11 +167,6 @@ class _Engine:
     """The captured graph as one Python function of (inputs, state, sizes, flags)."""
 
     def __init__(self, space: NetworkSpace, tapped: bool = False):
-        if len(space.graph.inputs) != 1:
-            raise BcnetError(
-                f"{type(space.model).__name__} takes {len(space.graph.inputs)} inputs, but a supernet is trained on one"
-                ": wrap it in a module that takes a single tensor"
-            )
         if not space.graph.dynamic:
             raise BcnetError(
                 f"the graph of {type(space.model).__name__} was captured for batches of {space.graph.batch} only: "
@@ -204,21 +200,31 @@ class _Engine:
 
         graph = rewrite(space.graph, space.slots, fill, state)
         self._free_batch_norm(graph, table(graph))
-        module = fx.GraphModule(nn.Module(), graph)
+        for node in graph.nodes:
+            if node.target is torch.ops.aten.view.default:  # a slice of a weight need not be contiguous
+                node.target = torch.ops.aten.reshape.default
+        module = fx.GraphModule(dict(space.graph.parts), graph)
         forward = module.forward
         constants = {torch.device("cpu"): list(space.graph.constants.values())}
+        plain = space.graph.output.is_leaf()
 
         def call(
-            x: Tensor,
+            x: Any,
             views: Sequence[Tensor | None],
             sizes: Sequence[int],
             batch: bool,
             train: bool,
             tap: Tap | None = None,
         ) -> Any:
-            if x.device not in constants:
-                constants[x.device] = [c.to(x.device) for c in space.graph.constants.values()]
-            return forward(x, views, sizes, batch, train, constants[x.device], tap)
+            given = (x,) if isinstance(x, Tensor) else space.flat(x)
+            device = given[0].device
+            if device not in constants:
+                constants[device] = [c.to(device) for c in space.graph.constants.values()]
+            output = forward(*given, views, sizes, batch, train, constants[device], tap)
+            if plain:
+                return output
+            whole = tree_unflatten(output, space.graph.output)
+            return whole if space.graph.adapted else space.output(whole)
 
         return call
 

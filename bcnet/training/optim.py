@@ -62,7 +62,7 @@ class Optimisation:
             raise BcnetError(f"milestones is {self.milestones!r:.40}, but it must be rising epochs above 0")
         return self
 
-    def rate(self, step: int, steps: int) -> float:
+    def rate(self, step: int, steps: float) -> float:
         """The learning rate of ``step`` where an epoch has ``steps`` steps."""
         epoch = step / steps
         if epoch < self.warmup:

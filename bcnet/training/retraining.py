@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,11 @@ from bcnet.training.task import Task
 from bcnet.utils.settings import Count, Natural, NotNegative, Positive, Share, checked
 
 Told = Callable[[Progress], None]
+
+CLEAR = 4.0
+"""Standard errors above what other inputs' targets give, from which on a network is taken to have learnt something."""
+MOST_TARGETS = 256
+"""Of other inputs, that outputs are held against."""
 
 
 @checked
@@ -80,10 +86,22 @@ def retrain(
     progress: Told | None = None,
 ) -> History:
     """Train ``network`` in place; with ``folder``, checkpoints go there and a stopped training goes on."""
-    loop = _Retrainer(network, source, config, task, teacher, folder)
+    loop = open_training(network, source, config, task, teacher, folder)
     loop.run(progress)
     loop.finish()
     return loop.history
+
+
+def open_training(
+    network: nn.Module,
+    source: Source,
+    config: Retraining,
+    task: Task | None = None,
+    teacher: nn.Module | None = None,
+    folder: str | Path | None = None,
+) -> _Retrainer:
+    """The training of ``network`` in place, for who runs it in parts: ``run(progress, epochs)``, then ``finish()``."""
+    return _Retrainer(network, source, config, task, teacher, folder)
 
 
 def train_random(
@@ -144,6 +162,40 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
     finally:
         network.train(mode)
     return {**dict(zip(names, (total / count).tolist(), strict=True)), "count": count}
+
+
+@torch.no_grad()
+def learnt(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> bool:
+    """Whether a network has learnt anything at all: its outputs score clearly better with the targets of their own
+    inputs than with those of others, drawn from all of ``source``.
+
+    So this holds for any task, and a network that says the same of every input has not, however often it is right.
+    """
+    task = task or Task.classification()
+    device = next(network.parameters()).device
+    others = _some_targets(source, device)
+    rng = np.random.default_rng(0)
+    gains: list[Tensor] = []
+    mode = network.training
+    network.eval()
+    try:
+        for x, y in source.batches(0, 0, device):
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                output = _output(network, x)
+            other = y.roll(1, 0) if others is None else others[torch.from_numpy(rng.integers(len(others), size=len(y)))]
+            gains.append((task.score(output, y).double() - task.score(output, other).double()).cpu())
+    finally:
+        network.train(mode)
+    gain = torch.cat(gains)
+    error = float(gain.std()) / len(gain) ** 0.5 if len(gain) > 1 else float("inf")
+    return float(gain.mean()) > CLEAR * error
+
+
+def _some_targets(source: Source, device: torch.device) -> Tensor | None:
+    """Targets from every part of ``source``, whose order may be by class; None where they have different shapes."""
+    each = -(-MOST_TARGETS // len(source))
+    some = [y[:: max(1, len(y) // each)][:each] for _, y in source.batches(0, 0, device)]
+    return torch.cat(some) if len({y.shape[1:] for y in some}) == 1 else None
 
 
 def _output(network: nn.Module, x: Tensor) -> Any:

@@ -33,16 +33,43 @@ def top5(output: Tensor, target: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class _Negated:
+    """A score of which lower is better, turned over."""
+
+    score: Callable[[Any, Any], Tensor]
+
+    def __call__(self, output: Any, target: Any) -> Tensor:
+        return -self.score(output, target)
+
+
+@dataclass(frozen=True)
 class Task:
     """``loss(output, target)`` is a mean over the batch; ``score(output, target)`` is a value per example
-    (n,), of which higher is better; ``extra`` are further scores by name; ``distil(output, teacher's output)`` is the
-    loss of in-place distillation; ``fits(output, target)`` raises where a network does not suit the task."""
+    (n,), of which higher is better unless said otherwise; ``extra`` are further scores by name;
+    ``distil(output, teacher's output)`` is the loss of learning from a teacher; ``fits(output, target)`` raises where a
+    network does not suit the task.
+
+    ``name`` and ``unit`` are what reports call the score; a ``unit`` of ``%`` says that scores are shares. With
+    ``higher_is_better=False`` the score is negated wherever networks are compared, and shown as it is.
+    """
 
     loss: Callable[[Any, Any], Tensor]
     score: Callable[[Any, Any], Tensor]
     extra: tuple[tuple[str, Callable[[Any, Any], Tensor]], ...] = ()
     distil: Callable[[Any, Any], Tensor] | None = None
     fits: Callable[[Any, Any], None] | None = None
+    name: str = "score"
+    unit: str = ""
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.higher_is_better and not isinstance(self.score, _Negated):
+            object.__setattr__(self, "score", _Negated(self.score))
+
+    @property
+    def metric(self) -> dict[str, Any]:
+        """What the score is called, as JSON."""
+        return {"name": self.name, "unit": self.unit, "higher_is_better": self.higher_is_better}
 
     @staticmethod
     def classification(smoothing: float = 0.0, classes: int | None = None) -> Task:
@@ -54,7 +81,7 @@ class Task:
         def fits(output: Any, target: Any) -> None:
             check_logits(output, target, classes)
 
-        return Task(loss, correct, (("top5", top5),), soft_cross_entropy, fits)
+        return Task(loss, correct, (("top5", top5),), soft_cross_entropy, fits, "accuracy", "%")
 
     def check(self, output: Any, target: Any) -> None:
         """A :class:`BcnetError` where this task cannot be learnt from such outputs and targets of one batch."""
@@ -90,6 +117,8 @@ def check_logits(output: Any, target: Any, classes: int | None = None) -> None:
 def _tried(name: str, function: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:
     try:
         return function(output, target)
+    except torch.OutOfMemoryError:
+        raise  # not the task's fault: its caller takes smaller batches
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise BcnetError(

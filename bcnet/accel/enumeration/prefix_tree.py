@@ -198,7 +198,7 @@ def _ancestors(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
+def shape_of(node: fx.Node) -> tuple[int, ...]:
     val = node.meta["val"]
     return tuple(int(s.node.hint if isinstance(s, torch.SymInt) else s) for s in val.shape)
 
@@ -251,7 +251,7 @@ def _convolution(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known
 @_rule("linear")
 def _linear(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
     x, axes = grower.of(args["input"]), grower.of(args["weight"]).axes
-    last = len(_shape(node)) - 1
+    last = len(shape_of(node)) - 1
     if axes is None:
         raise _unsupported(node)
     _same(node, x, axes[1], last)
@@ -268,14 +268,14 @@ def _batch_norm(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
 
 def _pointwise(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
     """Channels meet channels of the same layout, counted from the last dimension, or something without any."""
-    rank = len(_shape(node))
+    rank = len(shape_of(node))
     found: set[Layout] = set()
     for n in node.all_input_nodes:
         known = grower.of(n)
         if known.layout is None and known.axes is not None and any(a.variables for a in known.axes):
             raise _unsupported(node)
         if known.layout is not None:
-            found.add(Layout(known.layout.dim + rank - len(_shape(n)), known.layout.axis))
+            found.add(Layout(known.layout.dim + rank - len(shape_of(n)), known.layout.axis))
     if len(found) > 1:
         raise _unsupported(node)
     return _Known(layout=found.pop() if found else None)
@@ -289,14 +289,14 @@ _OVER_SPACE = [
 @_rule(*_OVER_SPACE, "upsample_bilinear2d", "dropout", "feature_dropout", "clone", "contiguous", "detach")
 def _each_channel(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
     (x,) = (grower.of(n) for n in node.all_input_nodes if grower.of(n).layout is not None)
-    if x.layout is None or x.layout.dim != 1 or len(_shape(node)) < 2:
+    if x.layout is None or x.layout.dim != 1 or len(shape_of(node)) < 2:
         raise _unsupported(node)
     return _Known(layout=x.layout)
 
 
 @_rule("mean", "sum", "amax", "amin")
 def _reduce(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
-    x, rank = grower.of(args["self"]), len(_shape(args["self"]))
+    x, rank = grower.of(args["self"]), len(shape_of(args["self"]))
     dims = [d % rank for d in args.get("dim") or ()]
     if x.layout is None or not dims or min(dims) <= x.layout.dim:
         raise _unsupported(node)
@@ -306,7 +306,7 @@ def _reduce(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
 @_rule("flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze")
 def _reshape(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
     """The dimensions after the channels may be joined with each other, or all of them with the channels."""
-    x, before, after = grower.of(args["self"]), _shape(args["self"]), _shape(node)
+    x, before, after = grower.of(args["self"]), shape_of(args["self"]), shape_of(node)
     if x.layout is None:
         raise _unsupported(node)
     dim = x.layout.dim
@@ -320,8 +320,8 @@ def _reshape(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
 
 @_rule("cat", "concat", "concatenate")
 def _cat(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
-    dim = args["dim"] % len(_shape(node))
-    parts = [(grower.of(n), _shape(n)) for n in args["tensors"]]
+    dim = args["dim"] % len(shape_of(node))
+    parts = [(grower.of(n), shape_of(n)) for n in args["tensors"]]
     if any(known.layout is not None and known.layout.dim != dim for known, _ in parts):
         raise _unsupported(node)
     segments: list[Segment] = []

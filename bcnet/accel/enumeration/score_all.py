@@ -136,7 +136,7 @@ def _check_memory(
     options: Options,
 ) -> None:
     """Walk down the widest path without computing anything, and compare what it would hold with the cap."""
-    needed = sum(_peak(Walker(net, tree, units, side, options, dry=True), x) for side in teams[0])
+    needed = sum(peak(Walker(net, tree, units, side, options, dry=True), x) for side in teams[0])
     if needed > options.memory:
         raise BcnetError(
             f"scoring all widths in batches of {len(x)} images holds up to {needed / 2**20:,.0f} MiB, but the cap is "
@@ -144,13 +144,14 @@ def _check_memory(
         )
 
 
-def _peak(walker: Walker, x: Tensor) -> int:
+def peak(walker: Walker, x: Tensor) -> int:
     """Bytes held at most by one side: activations of the widest path, with all running sums, and logits."""
     with Allocations() as allocations:
         walker.start(torch.empty(x.shape, dtype=x.dtype, device="meta"))
-        for depth, variable in enumerate(walker.tree.order):
+        for depth, variable in enumerate(walker.tree.order[: walker.tail]):
             for rank in range(len(walker.candidates[variable])):
                 walker.choose(depth, rank)
+        walker.choose_rest([len(walker.candidates[v]) - 1 for v in walker.tree.order[walker.tail :]])
         logits = walker.output
     scoring = 4 * (LEAVES + max(map(len, walker.candidates))) * logits.numel() * 4
     return allocations.peak + scoring

@@ -52,7 +52,10 @@ class Reader:
         place, since = walker.tree.place, walker.tree.level_of[node]
         self.layout: Layout | None = walker.tree.layouts.get(node)
         variables = self.layout.axis.variables if self.layout else frozenset()
-        self.narrowed = tuple(v for v in sorted(variables) if since <= place[v] < level)
+        chosen = (
+            range(since, level) if level <= walker.tail else range(since, len(place) if since <= walker.tail else 0)
+        )
+        self.narrowed = tuple(v for v in sorted(variables) if place[v] in chosen)
         self.variables = tuple(sorted(variables))
         self._pieces: dict[tuple[int, ...], Pieces] = {}
 
@@ -200,7 +203,7 @@ class Dense(Stacking):
         self.operator: Any = functional(work.node.target)
         self.rest = {k: a for k, a in args.items() if k not in ("input", "weight", "bias")}
         self.variable = walker.tree.order[self.depth] if work.level else -1
-        self.shared = self.variable in self.x.narrowed
+        self.shared = work.level <= walker.tail and self.variable in self.x.narrowed
         self._cuts: dict[tuple[int, ...], tuple[Pieces, Tensor, Tensor | None]] = {}
         self._stacks: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
 
@@ -212,19 +215,25 @@ class Dense(Stacking):
         return result
 
     def _share(self) -> Tensor:
-        """This candidate's channels beyond the last one's, added to the running sum."""
-        walker = self.walker
-        rank, ranks = walker.rank[self.depth], len(walker.candidates[self.variable])
-        pieces, weight, bias = self.parts(rank)
-        total = self._apply(self.cut_input(pieces), weight, bias)
-        if walker.dtype is not None and ranks > 1:
-            total = total.float()
-        if rank:
-            total += walker.sums.pop(self.node)
-        if rank + 1 < ranks or walker.dry:
-            walker.sums[self.node] = total
-        if self.variable in self.axes[0].variables:
-            held = self._with(walker.widest[self.variable])
+        """The channels by which this candidate exceeds the one before, added to the running sum.
+
+        A candidate that was left out is caught up with group by group, so that a sum never depends on which
+        other candidates were asked for.
+        """
+        walker, v = self.walker, self.variable
+        rank, ranks = walker.rank[self.depth], walker.candidates[v]
+        done, total = walker.sums.pop(self.node, (-1, None))
+        for number in range(done + 1, rank + 1):
+            walker.units[v] = ranks[number]
+            pieces, weight, bias = self.parts(number)
+            part = self._apply(self.cut_input(pieces), weight, bias)
+            if walker.dtype is not None and len(ranks) > 1:
+                part = part.float()
+            total = part if total is None else part.add_(total)
+        if rank + 1 < len(ranks) or walker.dry:
+            walker.sums[self.node] = rank, total
+        if v in self.axes[0].variables:
+            held = self._with(walker.widest[v])
             return cut(total, self._dim, self.axes[0].pieces(walker.units, held, walker.side))
         return total
 

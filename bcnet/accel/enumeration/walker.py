@@ -52,8 +52,9 @@ class Walker:
 
     ``candidates`` are the units that each variable may take, ascending. ``dtype`` is that of dense layers
     and of the activations between them; batch statistics, running sums and the output layer are float32 or
-    wider. ``sums`` holds running sums, or the results of all candidates where a step makes them at once. A ``dry``
-    walker computes nothing, on the meta device, and holds every running sum to the end.
+    wider. ``sums`` holds running sums, or the results of all candidates where a step makes them at once. Levels after
+    ``tail`` are not branched at: they run once all variables are chosen (:meth:`choose_rest`), at just these units. A
+    ``dry`` walker computes nothing, on the meta device, and holds every running sum to the end.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Walker:
         side: Side,
         options: Options,
         dry: bool = False,
+        tail: int | None = None,
     ):
         self.tree, self.candidates, self.side, self.dry = tree, candidates, side, dry
+        self.tail = len(tree.order) if tail is None else tail
         self.dtype, self.fused = options.dtype, options.fused
         self.widest = [c[-1] for c in candidates]
         self.units = list(self.widest)
@@ -92,17 +95,31 @@ class Walker:
         self._run(0)
 
     def choose(self, depth: int, rank: int) -> None:
-        """Give the variable ``tree.order[depth]`` its candidate ``rank`` (in ascending order, none left out)."""
+        """Give the variable ``tree.order[depth]`` its candidate ``rank``, in ascending order.
+
+        Candidates may be left out, but not by the fused steps, which make all of them with the first.
+        """
         variable = self.tree.order[depth]
         self.rank[depth] = rank
         self.units[variable] = self.candidates[variable][rank]
         self._run(depth + 1)
+
+    def choose_rest(self, ranks: Sequence[int]) -> None:
+        """Give the variables after the ``tail`` first ones their candidates, one rank for each."""
+        for variable, rank in zip(self.tree.order[self.tail :], ranks, strict=True):
+            self.units[variable] = self.candidates[variable][rank]
+        for level in range(self.tail + 1, len(self._levels)):
+            self._run(level)
+        for variable in self.tree.order[self.tail :]:
+            self.units[variable] = self.widest[variable]
 
     def leave(self, depth: int) -> None:
         """Forget the choice of the variable ``tree.order[depth]``."""
         variable = self.tree.order[depth]
         self.units[variable] = self.widest[variable]
         self._forget(depth + 1)
+        for step in self._levels[depth + 1]:
+            self.sums.pop(step.node, None)
 
     @property
     def finishes(self) -> bool:

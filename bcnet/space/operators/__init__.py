@@ -1,15 +1,12 @@
-"""How labels pass through operators: one small rule per kind of operator.
+"""What bcnet knows of operators: a table with one entry per operator (see :mod:`bcnet.space.operators.table`).
 
-A rule takes a :class:`Call` and returns the :class:`Value` (or list of values) the operator makes,
-linking the labels that must agree. Operators that torch itself tags as pointwise share one rule.
-To teach bcnet an operator of your own::
+Operators that torch itself tags as pointwise need no entry. To teach bcnet an operator of your own::
 
-    @bcnet.space.rule("mylib::gate")
-    def gate(call):
-        return call.together("x", "scale")
+    bcnet.space.operators.register("mylib::gate", couple=lambda call: call.together("x", "scale"))
 """
 
-from bcnet.space.operators import channelwise, movement, products
-from bcnet.space.operators.base import RULES, Call, rule
+from bcnet.space.operators import channelwise, movement, products, shapes
+from bcnet.space.operators.base import Call
+from bcnet.space.operators.table import OPERATORS, Operator, Site, register, rule
 
-__all__ = ["RULES", "Call", "channelwise", "movement", "products", "rule"]
+__all__ = ["OPERATORS", "Call", "Operator", "Site", "channelwise", "movement", "products", "register", "rule", "shapes"]

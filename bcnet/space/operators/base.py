@@ -14,13 +14,17 @@ from bcnet.space.labels import Links, Value, shrink, varying, vector
 
 @dataclass(frozen=True)
 class Call:
-    """One operator call: its arguments by the names of its schema, tensors as :class:`Value`."""
+    """One operator call: its arguments by the names of its schema, tensors as :class:`Value`.
+
+    ``run`` runs the operator on another first tensor; ``batch`` is the batch size where the number of groups is that.
+    """
 
     links: Links
     args: dict[str, Any]
     shapes: tuple[tuple[int, ...], ...]
     where: str
     run: Callable[..., Any]
+    batch: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,27 +76,12 @@ class Call:
                 layers.append(layer.expand(shape))
             else:
                 self.fixed(layer, "it changes the size of this axis")
-        return Value(shape, tuple(layers), value.static)
+        return Value(shape, tuple(layers))
 
     def fixed(self, what: Value | Tensor, why: str) -> None:
         """Keep all channels of a value, or of one layer, at full width."""
         for layer in what.layers if isinstance(what, Value) else (what,):
             self.links.fix(layer, f"{self.where}: {why}")
-
-
-Rule = Callable[[Call], "Value | list[Value]"]
-RULES: dict[str, Rule] = {}
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for operators named as torch names them, e.g. ``aten::conv2d``."""
-
-    def register(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
-        return function
-
-    return register
 
 
 def together(links: Links, values: Sequence[Value], shape: tuple[int, ...], where: str) -> Value:
@@ -102,10 +91,10 @@ def together(links: Links, values: Sequence[Value], shape: tuple[int, ...], wher
     seen: list[tuple[int, ...]] = []
     for value in values:
         padded = (1,) * (len(shape) - len(value.shape)) + value.shape
-        unmet = list(layers)
+        earlier, unmet = tuple(layers), list(layers)  # layers of one value do not meet each other
         for layer in (own.reshape(padded).expand(shape) for own in value.layers):
             axes = set(varying(layer))
-            met = [other for other in layers if axes & set(varying(other))]
+            met = [other for other in earlier if axes & set(varying(other))]
             if any(torch.equal(*shrink(layer, other)) for other in met):
                 unmet = [other for other in unmet if not torch.equal(*shrink(layer, other))]
                 continue
@@ -120,7 +109,7 @@ def together(links: Links, values: Sequence[Value], shape: tuple[int, ...], wher
             if all(padded[a] > 1 for a in varying(other)):
                 links.fix(other, why)
         seen.append(padded)
-    return Value(shape, tuple(layers), all(v.static for v in values))
+    return Value(shape, tuple(layers))
 
 
 def labels_along(value: Value | None, axis: int) -> Tensor | None:

@@ -1,12 +1,16 @@
-"""Rules of the operators that keep channels apart: norms, activations, pooling, resizing, copies."""
+"""Operators that keep channels apart: norms, activations, pooling, resizing, copies."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
-from bcnet.space.labels import Value
-from bcnet.space.operators.base import Call, labels_along, rule
-from bcnet.space.operators.products import drops_whole_groups
+import torch
+
+from bcnet.space.labels import Value, along, varying, vector
+from bcnet.space.operators.base import Call, labels_along, together
+from bcnet.space.operators.products import drops_whole_groups, group_size
+from bcnet.space.operators.table import Hole, Site, rule
 
 
 @rule("aten::batch_norm", "aten::instance_norm")
@@ -17,7 +21,7 @@ def batch_norm(call: Call) -> Value:
     return x
 
 
-@rule("aten::group_norm")
+@rule("aten::group_norm", sizes=lambda site: group_size(site, "num_groups", site.out[1]))
 def group_norm(call: Call) -> Value:
     x, groups = call.value("input"), int(call.args["num_groups"])
     labels = labels_along(x, 1)
@@ -30,12 +34,24 @@ def group_norm(call: Call) -> Value:
     return x
 
 
-@rule("aten::layer_norm", "aten::rms_norm")
+def _normalized_shape(site: Site) -> Iterator[Hole]:
+    shape = site.args["normalized_shape"]
+    for i, n in enumerate(shape):
+        yield "normalized_shape", i, n, site.out[len(site.out) - len(shape) + i]
+
+
+@rule("aten::layer_norm", "aten::rms_norm", sizes=_normalized_shape)
 def layer_norm(call: Call) -> Value:
     return call.together("input", "weight", "bias")
 
 
-_POINTWISE = "hardswish hardtanh hardsigmoid relu6 selu celu mish log_sigmoid rrelu"
+@rule("aten::_weight_norm", "aten::_weight_norm_interface")
+def weight_norm(call: Call) -> Value:
+    """Directions ``v`` scaled to lengths ``g``, which has one entry per output."""
+    return call.together("v", "g")
+
+
+_POINTWISE = "hardswish hardtanh hardsigmoid relu6 selu celu mish log_sigmoid rrelu softsign tanhshrink hardshrink"
 
 
 @rule(*(f"aten::{name}" for name in _POINTWISE.split()))
@@ -44,18 +60,29 @@ def activation(call: Call) -> Value:
     return call.together("self")
 
 
+_LOSSES = "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
+
+
+@rule(*(f"aten::{name}" for name in _LOSSES.split()))
+def loss(call: Call) -> Value:
+    """Element for element, and then perhaps their mean."""
+    x, target = call.value("self"), call.value("target")
+    joined = together(call.links, [x, target], torch.broadcast_shapes(x.shape, target.shape), call.where)
+    return joined if joined.shape == call.shape else Value(call.shape)
+
+
 @rule("aten::copy_", "aten::copy")
 def copy(call: Call) -> Value:
     return call.together("self", "src")
 
 
-_SAME = """softmax _softmax log_softmax dropout dropout_ feature_dropout alpha_dropout contiguous clone detach alias
-lift_fresh_copy lift_fresh to _to_copy type_as cumsum zeros_like ones_like rand_like randn_like empty_like full_like
-bernoulli bernoulli_ normalize adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d
-max_pool2d_with_indices lp_pool2d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
-upsample_bilinear2d upsample_bicubic2d _upsample_nearest_exact2d upsample_trilinear3d grid_sampler
-_assert_tensor_metadata prelu_ detach_ fill_ zero_ float half bfloat16 double rot90"""
+_SAME = """softmax _softmax log_softmax dropout dropout_ feature_dropout alpha_dropout feature_alpha_dropout
+native_dropout contiguous clone detach alias lift_fresh_copy lift_fresh to _to_copy type_as cumsum zeros_like ones_like
+rand_like randn_like empty_like full_like bernoulli bernoulli_ normalize lp_pool1d lp_pool2d lp_pool3d
+upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d
+_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
+_upsample_nearest_exact3d upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_ detach_ fill_ zero_ float
+half bfloat16 double rot90 max_unpool2d max_unpool3d real imag triu tril"""
 
 
 @rule(*(f"aten::{name}" for name in _SAME.split()))
@@ -63,6 +90,44 @@ def same(call: Call) -> Value | list[Value]:
     """Channels pass through untouched; extents of other axes may change."""
     x = call.values()[0]
     return [call.carry(x, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(x)
+
+
+_POOLS = """avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
+max_pool3d_with_indices max_pool1d_with_indices adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"""
+
+
+@rule(*(f"aten::{name}" for name in _POOLS.split()))
+def pool(call: Call) -> Value | list[Value]:
+    """As :func:`same`; a window that slides over the channels themselves (local response norm) belongs to its middle
+    one."""
+    x = call.values()[0]
+    moved = _middles(call, x)
+    return [call.carry(moved, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(moved)
+
+
+def _middles(call: Call, x: Value) -> Value:
+    """``x`` without the channels at both ends that are no window's middle, where a pool runs over channels."""
+    kernel, layers, shape = call.args.get("kernel_size"), [], list(x.shape)
+    for layer in x.layers:
+        axes = varying(layer)
+        place = axes[0] - len(x.shape) if len(axes) == 1 else 0
+        if isinstance(kernel, (list, tuple)) and place and -place <= len(kernel):
+            length, size = int(kernel[place]), call.shape[axes[0]]
+            stride = call.args.get("stride") or kernel
+            if length > 1 and int(stride[place]) == 1 and size == x.shape[axes[0]] - length + 1:
+                layers.append((axes[0], vector(layer, axes[0])[length // 2 :][:size]))
+                shape[axes[0]] = size
+                continue
+        layers.append((None, layer))
+    placed = [v if a is None else along(v, a, shape) for a, v in layers]
+    return Value(tuple(shape), tuple(p if p.shape == tuple(shape) else _cut(p, shape) for p in placed))
+
+
+def _cut(layer: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    for axis, n in enumerate(shape):
+        layer = layer.narrow(axis, 0, n)
+    return layer
 
 
 @rule("aten::prelu", "aten::_prelu_kernel")
@@ -81,3 +146,43 @@ def glu(call: Call) -> Value:
         halves = labels.reshape(2, -1)
         call.links.link(halves, halves[:1], f"{call.where} splits it into equal parts")
     return x.map(lambda t: t.narrow(dim, 0, x.shape[dim] // 2))
+
+
+@rule("aten::topk", "aten::sort", "aten::argsort", "aten::cummax", "aten::cummin")
+def ordered(call: Call) -> list[Value]:
+    """Elements put in order along one axis, of which all must stay."""
+    x, dim = call.value("self"), call.axis()
+    for layer in x.layers:
+        if dim in varying(layer):
+            call.fixed(layer, "it puts these channels in order")
+    kept = Value(x.shape, tuple(layer for layer in x.layers if dim not in varying(layer)))
+    return [call.carry(kept, shape) for shape in call.shapes]
+
+
+_TRANSFORMS = [f"aten::fft_{kind}{suffix}" for kind in ("fft", "ifft", "rfft", "irfft") for suffix in ("", "2", "n")]
+
+
+@rule(*_TRANSFORMS)
+def fourier(call: Call) -> Value:
+    """Fourier transforms mix the axes they run over."""
+    x, dims = call.value("self"), call.args.get("dim")
+    axes = range(len(x.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+    mixed = {a % len(x.shape) for a in axes}
+    for layer in x.layers:
+        if mixed & set(varying(layer)):
+            call.fixed(layer, "it mixes these channels")
+    return call.carry(Value(x.shape, tuple(layer for layer in x.layers if not mixed & set(varying(layer)))))
+
+
+@rule("aten::view_as_complex")
+def as_complex(call: Call) -> Value:
+    x = call.value("self")
+    for layer in x.layers:
+        if len(x.shape) - 1 in varying(layer):
+            call.fixed(layer, "it has the real and the imaginary part")
+    return x.map(lambda t: t[..., 0])
+
+
+@rule("aten::view_as_real")
+def as_real(call: Call) -> Value:
+    return call.value("self").map(lambda t: t[..., None].expand(*t.shape, 2))

@@ -1,15 +1,16 @@
-"""Rules of the operators that move elements: joining, splitting, reshaping, padding, reducing."""
+"""Operators that move elements: joining, splitting, picking, padding, reducing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from bcnet.space.labels import Value, along, settle, shrink, varying, vector
-from bcnet.space.operators.base import Call, labels_along, rule, together
+from bcnet.space.labels import Value, along, varying, vector
+from bcnet.space.operators.base import Call, labels_along, together
+from bcnet.space.operators.table import Hole, Site, name_of, rule
 
 
 @rule("aten::cat", "aten::concat", "aten::concatenate")
@@ -27,7 +28,7 @@ def cat(call: Call) -> Value:
             for t, p in zip(tensors, pieces, strict=True)
         ]
         layers.append(along(torch.cat(filled), dim, call.shape))
-    return Value(call.shape, tuple(layers), all(t.static for t in tensors))
+    return Value(call.shape, tuple(layers))
 
 
 @rule("aten::stack")
@@ -36,10 +37,24 @@ def stack(call: Call) -> Value:
     values = [t.map(lambda layer: layer.unsqueeze(dim)) for t in call.args["tensors"]]
     base = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
     joined = together(call.links, values, base, call.where)
-    return Value(call.shape, tuple(layer.expand(call.shape) for layer in joined.layers), joined.static)
+    return Value(call.shape, tuple(layer.expand(call.shape) for layer in joined.layers))
 
 
-@rule("aten::split", "aten::chunk", "aten::split_with_sizes", "aten::tensor_split", "aten::unsafe_chunk")
+def _split_sizes(site: Site) -> Iterator[Hole]:
+    args = site.args
+    if "split_size" in args or "split_sizes" in args:
+        dim = args["dim"] % len(site.out)
+        if "split_size" in args:
+            yield "split_size", None, args["split_size"], site.out[dim]
+        else:
+            for i, n in enumerate(args["split_sizes"]):
+                yield "split_sizes", i, n, site.outs[i][dim]
+
+
+_SPLITS = [f"aten::{name}" for name in ("split", "chunk", "split_with_sizes", "tensor_split", "unsafe_chunk")]
+
+
+@rule(*_SPLITS, sizes=_split_sizes)
 def split(call: Call) -> list[Value]:
     x, dim = call.value("self"), call.axis()
     sizes = [shape[dim] for shape in call.shapes]
@@ -83,60 +98,47 @@ def _fix_axis(call: Call, x: Value, dim: int) -> None:
             call.fixed(layer, "it picks single channels by number")
 
 
-@rule("aten::view", "aten::reshape", "aten::_unsafe_view", "aten::flatten", "aten::unflatten", "aten::view_as")
-@rule("aten::reshape_as", "aten::squeeze", "aten::unsqueeze", "aten::movedim")
-def reshape(call: Call) -> Value:
-    """Labels move with their elements; an axis that is factored must keep equal counts per row.
-
-    One row then speaks for all. A channel shuffle (factor, transpose, merge) changes the order of channels,
-    not how many there are: merged labels return in the order they had before, so that later splits see
-    whole variables.
-    """
-    x = call.value("self")
-    layers = []
-    for layer in x.layers:
-        before, moved = varying(layer), settle(layer.reshape(call.shape))
-        after = varying(moved)
-        if len(before) == 1 and len(after) > 1:
-            longest = max(after, key=lambda a: (call.shape[a], -a))  # among equals the groups, as in group norm
-            for axis in set(after) - {longest}:
-                call.links.link(moved, moved.narrow(axis, 0, 1), f"{call.where} factors it")
-                moved = moved.narrow(axis, 0, 1).expand(call.shape)
-            call.links.orders[_key(moved, after)] = vector(layer, before[0])
-        elif len(after) == 1:
-            original = call.links.orders.get(_key(moved, after))
-            if original is not None and len(original) == call.shape[after[0]]:
-                moved = along(original, after[0], call.shape)
-        layers.append(moved)
-    taken = {axis for layer in layers if not _elastic(call, layer) for axis in varying(layer)}
-    layers = [layer for layer in layers if not (_elastic(call, layer) and taken & set(varying(layer)))]
-    return Value(call.shape, tuple(layers), x.static)
+def _slice_sizes(site: Site) -> Iterator[Hole]:
+    args = site.args
+    source = args["self"]
+    axis = args["dim"] % len(site.of(source))
+    length = site.full(site.of(source)[axis])
+    if name_of(site.node.target) == "aten::narrow":
+        start, n = args["start"], args["length"]
+        yield "start", None, start, site.before(source, axis, start)
+        yield "length", None, n, site.before(source, axis, start + n) - site.before(source, axis, start)
+        return
+    for name in ("start", "end"):
+        position = args[name]
+        if isinstance(position, int) and position != 0 and abs(position) < length:
+            size = site.before(source, axis, position % length)
+            yield name, None, position, size if position > 0 else size - site.before(source, axis, length)
 
 
-def _elastic(call: Call, layer: Tensor) -> bool:
-    return call.links.elastic.issuperset(shrink(layer)[0].unique().tolist())
-
-
-def _key(layer: Tensor, axes: Sequence[int]) -> bytes:
-    """The labels of a layer along ``axes``, in whatever order."""
-    for axis in set(range(layer.dim())) - set(axes):
-        layer = layer.narrow(axis, 0, 1)
-    return layer.reshape(-1).sort().values.numpy().tobytes()
-
-
-@rule("aten::slice", "aten::narrow")
+@rule("aten::slice", "aten::narrow", sizes=_slice_sizes)
 def part(call: Call) -> Value:
     x, dim = call.value("self"), call.axis()
     start = int(call.args["start"] or 0)
-    _pin(call, x, dim, start % x.shape[dim], call.shape[dim])
+    _pin(call, x, dim, start % x.shape[dim] if x.shape[dim] else 0, call.shape[dim])
     return x.map(lambda layer: call.run(layer))
 
 
 @rule("aten::permute", "aten::transpose", "aten::t", "aten::swapaxes", "aten::numpy_T")
-@rule("aten::roll", "aten::flip", "aten::repeat", "aten::repeat_interleave", "aten::tile", "aten::channel_shuffle")
+@rule("aten::roll", "aten::flip", "aten::repeat_interleave")
 def movement(call: Call) -> Value:
     """Run the operator on the labels themselves."""
     x = call.value("self")
+    return x.map(lambda layer: call.run(layer))
+
+
+@rule("aten::channel_shuffle", "aten::native_channel_shuffle")
+def channel_shuffle(call: Call) -> Value:
+    """Every group must keep as many channels as the others, in the same places."""
+    x = call.value("self")
+    labels = labels_along(x, 1)
+    if labels is not None:
+        rows = labels.reshape(int(call.args["groups"]), -1)
+        call.links.link(rows, rows[:1], f"{call.where} shuffles it in groups")
     return x.map(lambda layer: call.run(layer))
 
 
@@ -148,21 +150,23 @@ def windows(call: Call) -> Value:
     return x.map(lambda layer: call.run(layer))
 
 
-@rule("aten::expand", "aten::expand_as", "aten::broadcast_to")
-def expand(call: Call) -> Value:
-    """What is blown up from one element (a blur kernel, a group's deviation) takes any size: fresh labels."""
-    x = call.value("self")
-    padded = (1,) * (len(call.shape) - len(x.shape)) + x.shape
-    layers = [layer.reshape(padded).expand(call.shape) for layer in x.layers]
-    for axis, (old, new) in enumerate(zip(padded, call.shape, strict=True)):
-        if old < new:
-            labels = call.links.fresh(new)
-            call.links.elastic.update(labels.tolist())
-            layers.append(along(labels, axis, call.shape))
-    return Value(call.shape, tuple(layers), x.static)
+def _pad_sizes(site: Site) -> Iterator[Hole]:
+    pad = site.args.get("pad")
+    for i in range(0, len(pad or ()), 2):
+        axis = len(site.out) - 1 - i // 2
+        if site.out[axis].terms:
+            n = site.full(site.out[axis])
+            if pad[i]:
+                yield "pad", i, pad[i], site.before(site.node, axis, pad[i])
+            if pad[i + 1]:
+                rest = site.before(site.node, axis, n - pad[i + 1])
+                yield "pad", i + 1, pad[i + 1], site.before(site.node, axis, n) - rest
 
 
-@rule("aten::constant_pad_nd", "aten::pad", "aten::reflection_pad2d", "aten::replication_pad2d")
+_PADS = [f"aten::{kind}_pad{d}d" for kind in ("reflection", "replication") for d in (1, 2, 3)]
+
+
+@rule("aten::constant_pad_nd", "aten::pad", *_PADS, sizes=_pad_sizes)
 def pad(call: Call) -> Value:
     """Padding of the channel axis adds as many zero channels as the next layer asks for: fresh labels."""
     x, amounts = call.value("self"), list(call.args["pad" if "pad" in call.args else "padding"])
@@ -177,12 +181,13 @@ def pad(call: Call) -> Value:
         before, after = amounts[2 * place : 2 * place + 2]
         labels = torch.cat([call.links.fresh(before), vector(layer, axis), call.links.fresh(after)])
         layers.append(along(labels, axis, call.shape))
-    return Value(call.shape, tuple(layers), x.static)
+    return Value(call.shape, tuple(layers))
 
 
 @rule("aten::mean", "aten::sum", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::var", "aten::std")
 @rule("aten::norm", "aten::linalg_vector_norm", "aten::logsumexp", "aten::prod", "aten::var_mean", "aten::std_mean")
-@rule("aten::argmax", "aten::argmin", "aten::any", "aten::all")
+@rule("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::median", "aten::count_nonzero", "aten::aminmax")
+@rule("aten::linalg_norm", "aten::frobenius_norm", "aten::nansum", "aten::nanmean", "aten::nuclear_norm")
 def reduction(call: Call) -> Value | list[Value]:
     x = call.values()[0]
     if "other" in call.args:
@@ -218,3 +223,62 @@ def unfold_channels(call: Call) -> Value:
     if labels is None:
         return Value(call.shape)
     return Value(call.shape, (along(labels.repeat_interleave(call.shape[1] // x.shape[1]), 1, call.shape),))
+
+
+@rule("aten::col2im")
+def fold_windows(call: Call) -> Value:
+    """Windows added up to a map: all elements of a channel's window go together."""
+    x = call.value("self")
+    labels = labels_along(x, len(x.shape) - 2)
+    axis = len(call.shape) - 3
+    if labels is None:
+        return Value(call.shape)
+    rows = labels.reshape(call.shape[axis], -1)
+    call.links.link(rows, rows[:, :1], f"{call.where} folds it into space")
+    return Value(call.shape, (along(rows[:, 0], axis, call.shape),))
+
+
+@rule("aten::embedding")
+def embedding(call: Call) -> Value:
+    weight = call.value("weight")
+    _fix_axis(call, weight, 0)
+    call.fixed(call.value("indices"), "it holds the numbers of channels")
+    labels = labels_along(weight, 1)
+    return Value(call.shape, () if labels is None else (along(labels, len(call.shape) - 1, call.shape),))
+
+
+@rule("aten::index")
+def index(call: Call) -> Value:
+    """``x[:, table]``: indexed axes keep all their channels, the others move along."""
+    x, picks = call.value("self"), list(call.args["indices"])
+    for axis, pick in enumerate(picks):
+        if pick is not None:
+            _fix_axis(call, x, axis)
+            call.fixed(pick, "it holds the numbers of channels")
+    free = [layer for layer in x.layers if all(p is None or a not in varying(layer) for a, p in enumerate(picks))]
+    at = [None if p is None else torch.zeros(p.shape, dtype=torch.int64) for p in picks]
+    moved = [torch.ops.aten.index.Tensor(layer, at) for layer in free]
+    if any(tuple(m.shape) != call.shape for m in moved):  # a mask picks as many as it likes
+        for layer in free:
+            call.fixed(layer, "a mask picks elements of it")
+        return Value(call.shape)
+    return Value(call.shape, tuple(moved))
+
+
+@rule("aten::index_select")
+def index_select(call: Call) -> Value:
+    x, dim = call.value("self"), call.axis()
+    _fix_axis(call, x, dim)
+    call.fixed(call.value("index"), "it holds the numbers of channels")
+    free = Value(x.shape, tuple(layer for layer in x.layers if dim not in varying(layer)))
+    return call.carry(free)
+
+
+_PICKING = "gather scatter scatter_add scatter_reduce index_add index_put index_copy masked_select nonzero take"
+
+
+@rule(*(f"aten::{name}" for name in _PICKING.split()))
+def picking(call: Call) -> list[Value]:
+    for value in call.values():
+        call.fixed(value, "it picks elements by number")
+    return [Value(shape) for shape in call.shapes]

@@ -1,0 +1,35 @@
+"""``bcnet pick``: one more slim network from the scores a run has already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bcnet.cli import options
+from bcnet.cli.console import interruptible
+from bcnet.cli.stage import print_run
+
+
+def pick(
+    run: Annotated[Path, options.RUN],
+    budget: Annotated[
+        str,
+        typer.Option(metavar="NAME=VALUE", help="What the network may cost: flops=40%, params=3M, latency=4ms, ..."),
+    ],
+    device: Annotated[str | None, options.DEVICE] = None,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
+    """Fine-tune one more network for another budget, chosen from the scores that a run has; nothing is repeated."""
+    from bcnet.run import pipeline
+    from bcnet.run.folder import RunFolder
+    from bcnet.run.session import Run
+    from bcnet.utils.progress import shown
+
+    RunFolder.open(run)
+    parent = Run(run, device)
+    with interruptible("run the same command again"), shown() as screen, parent.lock():
+        parent.listener = screen
+        target = pipeline.pick(parent, budget)
+    print_run(target, "report", as_json)

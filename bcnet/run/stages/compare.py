@@ -1,0 +1,41 @@
+"""After training: all networks side by side, the export and the report."""
+
+from __future__ import annotations
+
+from bcnet.latency.compare import compare_latency
+from bcnet.report.words import NOT_LEARNT
+from bcnet.run.export import export_run
+from bcnet.run.report import write_report, write_tradeoff
+from bcnet.run.session import Run
+
+
+def compare(run: Run) -> None:
+    """Measure the latency of all networks side by side, and put them into one table."""
+    trained = run.read("retrain")
+    names = trained["networks"]
+    networks = {name: run.network(name) for name in names}
+    latency = compare_latency(networks, run.source.example)
+    rows = []
+    for name in names:
+        result = run.read(f"retrain/{name}")
+        kept = {k: v for k, v in result.items() if k not in ("version", "history", "tried", "seconds", "val")}
+        predicted = result["costs"].get("latency")
+        rows.append(
+            kept | {"latency_ms": latency[name]} | ({} if predicted is None else {"predicted_ms": predicted / 1e6})
+        )
+    chosen = next(row for row in rows if row["name"] == trained["chosen"])
+    if not chosen["learnt"]:
+        run.listener.note(f"the slim network has not learnt anything. {NOT_LEARNT}")
+    facts = {"scored_on": rows[0]["scored_on"], "metric": run.task.metric, "chosen": trained["chosen"]}
+    run.write("compare", {**facts, "networks": rows})
+
+
+def export(run: Run) -> None:
+    """Write the slim network in a form to ship."""
+    run.write("export", export_run(run))
+
+
+def report(run: Run) -> None:
+    """Write the page a person looks at."""
+    path = write_tradeoff(run) if run.recipe.targets else write_report(run)
+    run.write("report", {"path": str(path.relative_to(run.folder))})

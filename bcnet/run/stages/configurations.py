@@ -1,0 +1,55 @@
+"""Configurations that have a name: what a search is compared with, and what races beside its choice."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bcnet.run.session import Run
+from bcnet.search import LogWidthModel
+from bcnet.search.criteria import allot, find_method
+from bcnet.search.trial import Trial
+from bcnet.space.widths import Widths
+
+
+def named_widths(run: Run) -> dict[str, Widths]:
+    """The full network and uniform scaling, which every search's scores are shown beside."""
+    return {"full": run.full, "uniform": run.constraints.uniform()}
+
+
+def configuration(run: Run, name: str) -> list[int]:
+    """The widths of ``full``, ``uniform``, ``balanced``, ``random`` or a criterion's allotment within the budgets."""
+    if name in ("full", "uniform"):
+        widths: list[int] = run.read("trace")["widths"][name]
+        return widths
+    if name == "balanced":
+        return LogWidthModel.balanced(run.space).best(run.constraints).tolist()
+    if name == "random":
+        rng = np.random.default_rng([run.recipe.seed, 20])
+        return run.constraints.fill(run.constraints.sample(rng, 1)[0], rng)[0].tolist()
+    method = find_method(name)
+    return allot(run.constraints, run.scores_by(method.criterion), method.scope).tolist()
+
+
+def rules_of_thumb(run: Run) -> dict[str, list[int]]:
+    """What one would take without a search, by name."""
+    criterion = run.recipe.keep if run.recipe.keep != "random" else "l2"
+    names = dict.fromkeys(["uniform", "balanced", f"{criterion}-global", "taylor-global"])
+    return {name: configuration(run, name) for name in names}
+
+
+def finalists(run: Run) -> dict[str, list[int]]:
+    """The configurations that race, by name: the search's choice, its best single score, and the rules of thumb."""
+    found = run.read("search")
+    best = max(
+        (Trial.from_dict(row) for row in found["front"]),
+        key=lambda t: (t.feasible and t.score is not None, t.score or -np.inf),
+    )
+    proposed = {"search": list(found["best"]["widths"]), "best-score": list(best.widths), **rules_of_thumb(run)}
+    if not best.feasible:
+        del proposed["best-score"]
+    different: dict[tuple[int, ...], str] = {}
+    for name, widths in proposed.items():
+        different.setdefault(tuple(widths), name)
+    race = run.recipe.race
+    most = 1 if race is None else race.finalists
+    return {name: list(widths) for widths, name in list(different.items())[:most]}

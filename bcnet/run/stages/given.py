@@ -1,0 +1,74 @@
+"""The network as it was given: what it knows, and its training where it knows nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from typing import Any
+
+from torch import nn
+
+from bcnet.errors import BcnetError
+from bcnet.run.session import Run
+from bcnet.run.stages.common import CHECKPOINTS, rows_of
+from bcnet.training.retraining import Retraining, evaluate, learnt, retrain
+from bcnet.utils.progress import training_steps
+
+
+def score_given(run: Run) -> None:
+    """Score the network as it was given; one that knows nothing yet is trained first."""
+    start = time.monotonic()
+    network = copy.deepcopy(run.source.model).eval()
+    before = evaluate(network, run.data.val, run.task, bf16=run.recipe.given.bf16)
+    if not math.isfinite(before["loss"]):
+        raise BcnetError(
+            f"the network as given has a loss of {before['loss']} on validation: check its weights and the data"
+        )
+    knows = learnt(network, run.data.val, run.task, bf16=run.recipe.given.bf16)
+    if run.recipe.distillation is not None and run.task.distil is None:
+        run.listener.note(
+            "the task has no `distil` loss, so slim networks learn from the targets alone, without the given network "
+            "as their teacher"
+        )
+    history: list[Any] = []
+    if not knows:
+        run.listener.note(
+            f"the network as given knows no more than chance ({_figure(run, before)} on validation), so it is trained "
+            f"first, epochs: {run.recipe.given.epochs}"
+        )
+        history = _train(run, network)
+    measured = evaluate(network, run.data.test or run.data.val, run.task, bf16=run.recipe.given.bf16)
+    result = {
+        "knew": knows,
+        "metric": run.task.metric,
+        "before": before,
+        "scored_on": "val" if run.data.test is None else "test",
+        **measured,
+        "val": evaluate(network, run.data.val, run.task, bf16=run.recipe.given.bf16),
+        "history": history,
+        "seconds": time.monotonic() - start,
+    }
+    run.write("given", result, network.state_dict())
+    run.remove(f"{CHECKPOINTS}/given")
+
+
+def _train(run: Run, network: nn.Module) -> list[dict[str, float]]:
+    """Train the given network on the training images; the validation images stay unseen, as they judge later."""
+    r = run.recipe
+    config = Retraining(
+        optimisation=r.given,
+        seed=r.seed,
+        checkpoint_minutes=r.checkpoint_minutes,
+        channels_last=r.channels_last,
+        engine="plain" if r.engine == "plain" else "auto",
+    )
+    folder = run.path(CHECKPOINTS, "given")
+    history = retrain(
+        network, run.data.train, config, run.task_given, folder=folder, progress=training_steps(run.listener, "given")
+    )
+    return rows_of(history)
+
+
+def _figure(run: Run, measured: dict[str, float]) -> str:
+    return f"accuracy {measured['score']:.1%}" if run.task_given is None else f"score {measured['score']:.4g}"

@@ -1,0 +1,51 @@
+"""The race of finalists: what ships has been trained beside its rivals."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from bcnet.run.session import Run
+from bcnet.run.stages.common import CHECKPOINTS, rows_of
+from bcnet.run.stages.configurations import finalists
+from bcnet.run.stages.retrain import fine_tuning
+from bcnet.training.race import Entry, Racing
+from bcnet.utils.progress import training_steps
+
+
+class _Kept:
+    """The measurements of a race as results of the run: RUN/race/ROUND-NAME.json."""
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    def known(self, name: str) -> dict[str, Any] | None:
+        return self.run.read(f"race/{name}") if self.run.done(f"race/{name}") else None
+
+    def keep(self, name: str, result: dict[str, Any]) -> None:
+        self.run.write(f"race/{name}", result)
+
+
+def race(run: Run) -> None:
+    """Fine-tune the finalists side by side; the winner, trained to the end, is what was found."""
+    r, start = run.recipe, time.monotonic()
+    assert r.race is not None
+    widths = finalists(run)
+    if len(widths) == 1:
+        run.listener.note("all proposals are one configuration, so there is nothing to race against")
+    config, teacher = fine_tuning(run)
+    racing = Racing(r.race, run.data, config, task=run.task_given, teacher=teacher, by=r.rank_by)
+    entries = [Entry(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]
+    told = {name: training_steps(run.listener, f"race: {name}") for name in widths}
+    winner = racing.run(
+        entries,
+        run.path(CHECKPOINTS, "race"),
+        _Kept(run),
+        progress=lambda name, state: told[name](state),
+    )
+    rounds = [measured for entry in entries for measured in entry.rounds]
+    seconds = time.monotonic() - start
+    result = {"winner": winner.name, "by": r.rank_by, "finalists": widths, "rounds": rounds, "seconds": seconds}
+    run.write("race", {**result, "history": rows_of(winner.history)}, winner.network.state_dict())
+    run.remove(f"{CHECKPOINTS}/race")

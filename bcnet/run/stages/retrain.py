@@ -1,0 +1,156 @@
+"""Training the networks that are compared: from scratch, or from what they inherit."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+from torch import nn
+
+from bcnet.run.recipe import Compared
+from bcnet.run.session import Run
+from bcnet.run.stages.common import CHECKPOINTS, keep_network, rows_of
+from bcnet.run.stages.configurations import configuration
+from bcnet.training.retraining import Retraining, retrain, train_random
+from bcnet.utils.progress import training_steps
+
+
+def retrain_all(run: Run) -> None:
+    """Train what was found, and what it is compared with; each is a result of its own."""
+    names: list[str] = [name for name in get_args(Compared) if name in run.recipe.compare]
+    if run.recipe.start == "scratch" and run.recipe.distillation is not None and "full" not in names:
+        names.insert(0, "full")
+    for name in ["found", *names] if run.recipe.start == "trained" else [*names, "found"]:
+        retrain_one(run, name)
+    run.write("retrain", {"networks": [*names, "found"], "chosen": _chosen(run, names)})
+
+
+def retrain_one(run: Run, name: str, widths: list[int] | None = None) -> None:
+    """Train ``found`` or a network of :data:`Compared`, or ``widths`` under a name of their own, unless that is done;
+    the teacher, where there is one, must be."""
+    if run.done(f"retrain/{name}"):
+        return
+    if run.recipe.start == "trained":
+        _fine_tune(run, name, widths)
+    elif name == "random":
+        _retrain_random(run)
+    else:
+        found = name == "found"
+        _train_fresh(run, name, widths or (run.read("search")["best"]["widths"] if found else configuration(run, name)))
+
+
+def _chosen(run: Run, names: list[str]) -> str:
+    """The best network within the budgets by what the validation images say, where no network learnt from them."""
+    rivals = {name: run.read(f"retrain/{name}") for name in [*names, "found"] if name != "full"}
+    if not all("val" in result for result in rivals.values()):
+        return "found"
+    sign, key = (1, "loss") if run.recipe.rank_by == "loss" else (-1, "score")
+    return min(reversed(rivals), key=lambda name: sign * rivals[name]["val"][key])
+
+
+def fine_tuning(run: Run) -> tuple[Retraining, nn.Module | None]:
+    """How inherited networks are trained, and their teacher, where the task can learn from one."""
+    teacher = run.teacher()
+    return replace(_retraining(run), distillation=None if teacher is None else run.recipe.distillation), teacher
+
+
+def _fine_tune(run: Run, name: str, widths: list[int] | None) -> None:
+    """The given network itself as ``full``; a network that inherits from it otherwise."""
+    start = time.monotonic()
+    if name == "full":
+        given = run.read("given")
+        kept = {"widths": run.full.tolist(), "history": given["history"], "seconds": given["seconds"]}
+        keep_network(run, name, run.given_network(), kept)
+        return
+    if name == "found" and run.done("race"):
+        _keep_winner(run)
+        return
+    widths = widths or (run.read("search")["best"]["widths"] if name == "found" else configuration(run, name))
+    twin = next((r for r in _done(run) if r["widths"] == widths), None)
+    if twin is not None:  # the same network, trained in the same way, would end the same
+        network = run.network(twin["name"])
+        keep_network(run, name, network, {"widths": widths, "history": twin["history"], "seconds": twin["seconds"]})
+        return
+    network = run.inherited(widths)
+    config, teacher = fine_tuning(run)
+    _train(run, name, network, widths, config, teacher, start)
+
+
+def _keep_winner(run: Run) -> None:
+    """The winner of the race is what was found."""
+    raced = run.read("race")
+    widths = raced["finalists"][raced["winner"]]
+    network = run.inherited(widths)
+    network.load_state_dict(run.tensors("race"))
+    kept = {"finalist": raced["winner"], "history": raced["history"], "seconds": raced["seconds"]}
+    keep_network(run, "found", network, {"widths": widths, **kept})
+
+
+def _done(run: Run) -> list[dict[str, Any]]:
+    names = [*get_args(Compared), "found"]
+    return [run.read(f"retrain/{name}") for name in names if name != "full" and run.done(f"retrain/{name}")]
+
+
+def _train_fresh(run: Run, name: str, widths: list[int]) -> None:
+    start, config = time.monotonic(), _retraining(run)
+    if name == "full":
+        config = replace(config, distillation=None)
+    teacher = None if config.distillation is None else run.network("full")
+    _train(run, name, run.fresh(widths), widths, config, teacher, start)
+
+
+def _train(
+    run: Run,
+    name: str,
+    network: nn.Module,
+    widths: list[int],
+    config: Retraining,
+    teacher: nn.Module | None,
+    start: float,
+) -> None:
+    history = retrain(
+        network,
+        run.final_training,
+        config,
+        run.task_given,
+        teacher=teacher,
+        folder=run.path(CHECKPOINTS, name),
+        progress=training_steps(run.listener, name),
+    )
+    result = {"widths": widths, "history": rows_of(history), "seconds": time.monotonic() - start}
+    keep_network(run, name, network, result)
+
+
+def _retraining(run: Run) -> Retraining:
+    r = run.recipe
+    return Retraining(
+        optimisation=r.retrain,
+        distillation=r.distillation,
+        seed=r.seed,
+        checkpoint_minutes=r.checkpoint_minutes,
+        channels_last=r.channels_last,
+        engine="plain" if r.engine == "plain" else "auto",
+    )
+
+
+def _retrain_random(run: Run) -> None:
+    """The paper's ``random``: several networks trained for a short while, the best of them to the end."""
+    r, start = run.recipe, time.monotonic()
+    config = replace(_retraining(run), distillation=None)
+    rng = np.random.default_rng([r.seed, 20])
+    drawn = run.constraints.sample(rng, r.random.networks)[0].tolist()
+    told = [training_steps(run.listener, f"random {number + 1} of {len(drawn)}") for number in range(len(drawn))]
+    best, network, scores, history = train_random(
+        lambda number: run.fresh(drawn[number]),
+        r.random,
+        run.data,
+        config,
+        run.task_given,
+        folder=run.path(CHECKPOINTS, "random"),
+        progress=lambda number, state: told[number](state),
+    )
+    tried = [{"widths": w, "score": s} for w, s in zip(drawn, scores, strict=True)]
+    result = {"widths": drawn[best], "tried": tried, "history": rows_of(history), "seconds": time.monotonic() - start}
+    keep_network(run, "random", network, result)

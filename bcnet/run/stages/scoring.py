@@ -1,0 +1,108 @@
+"""What the search asks for scores: the supernet, or networks that inherit the given network's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bcnet.accel import SharedEvaluator
+from bcnet.errors import BcnetError
+from bcnet.run.session import Run
+from bcnet.space.widths import Widths
+from bcnet.supernet.scoring import Evaluator
+from bcnet.training.inherit import CutScorer, Floats, Healing
+from bcnet.training.loop import out_of_memory
+from bcnet.training.optim import Optimisation
+from bcnet.training.retraining import Distillation
+
+LEAST_PARTS, MOST_PARTS = 4, 8
+"""Of the validation images, to measure the noise of a supernet's scores by."""
+
+
+def open_scorer(run: Run) -> SharedEvaluator | CutScorer:
+    """What scores configurations."""
+    return _evaluator(run) if run.recipe.scorer == "supernet" else cut_scorer(run, run.recipe.scorer)
+
+
+def scores_in_parts(run: Run, scorer: SharedEvaluator | CutScorer, widths: Widths, by: str) -> Floats:
+    """The scores of configurations (n, L) by ``by``, on each part of the validation images: (n, parts)."""
+    if isinstance(scorer, CutScorer):
+        return scorer.parts(widths, by)
+    batches = list(scorer.batches)[:MOST_PARTS]
+    parts = [part for batch in batches for part in _chunks(batch, -(-LEAST_PARTS // len(batches)))]
+    found = [
+        Evaluator(scorer.net, [part], run.task, _recalibration(run), run.recipe.supernet.bf16).measure(widths)
+        for part in parts
+    ]
+    return np.stack([one.score if by == "score" else -one.loss for one in found], axis=1)
+
+
+def cut_scorer(run: Run, kind: str) -> CutScorer:
+    """Scores of inherited networks after the ``cut``, or after some ``steps`` of fine-tuning."""
+    r = run.recipe
+    steps = r.healing.steps if kind == "steps" else 0
+    teacher = run.teacher()
+    healing = Healing(
+        steps=steps,
+        optimisation=Optimisation(epochs=1, lr=r.healing.lr, weight_decay=r.retrain.weight_decay, bf16=r.retrain.bf16),
+        distillation=r.distillation or Distillation(),
+        calibration=r.healing.calibration,
+        by="loss" if r.rank_by == "loss" else "score",
+        seed=r.seed,
+    )
+    batches = run.data.train.batches(0, 0, run.device)
+    wanted = min(max(steps, r.healing.calibration), len(run.data.train))
+    return CutScorer(
+        run.space,
+        run.given_network(),
+        run.channel_scores,
+        [next(batches) for _ in range(wanted)],
+        run.data.val.batches(0, 0, run.device),
+        run.task,
+        teacher=teacher,
+        healing=healing,
+    )
+
+
+def _evaluator(run: Run) -> SharedEvaluator:
+    """What scores widths in the supernet; its batches shrink until the largest fits."""
+    net = run.supernet()
+    for parts in (1, 2, 4, 8, 16, 32, 64):
+        batches = [part for batch in _scoring_batches(run) for part in _chunks(batch, parts)]
+        try:
+            evaluator = SharedEvaluator(
+                net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16, run.recipe.rank_by
+            )
+            evaluator.score(run.space.max)
+            return evaluator
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            torch.cuda.empty_cache()
+            run.listener.note(f"a scoring batch does not fit into the memory of {run.device}: it is halved")
+    raise BcnetError(f"no scoring batch fits into the memory of {run.device}: lower loading.eval_batch_size")
+
+
+def _scoring_batches(run: Run) -> list[tuple[Tensor, Tensor]]:
+    """The validation images; small batches of a loader are put together, since batch norm needs their statistics."""
+    batches = list(run.data.val.batches(0, 0, run.device))
+    most = run.recipe.loading.eval_batch_size
+    together = len({(x.shape[1:], y.shape[1:]) for x, y in batches}) == 1
+    if len(batches) == 1 or 2 * len(batches[0][0]) > most or not together:
+        return batches
+    x, y = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+    parts = -(-len(x) // most)
+    return list(zip(x.tensor_split(parts), y.tensor_split(parts), strict=True))
+
+
+def _chunks(batch: tuple[Tensor, Tensor], parts: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(batch[0].chunk(parts), batch[1].chunk(parts), strict=True)
+
+
+def _recalibration(run: Run) -> list[tuple[Tensor, Tensor]]:
+    wanted = min(run.recipe.recalibrate, len(run.data.train))
+    batches = run.data.train.batches(0, 0, run.device)
+    return [next(batches) for _ in range(wanted)]

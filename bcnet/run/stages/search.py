@@ -1,0 +1,176 @@
+"""Searching configurations within the budgets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bcnet.accel import SharedEvaluator
+from bcnet.errors import BcnetError
+from bcnet.run.session import Run
+from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
+from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
+from bcnet.search import LogWidthModel, PathLosses, SearchProgress, Trial, TrialStore, front_of, search
+from bcnet.search.noise import tells_apart
+from bcnet.space.cost import QuadraticCost
+from bcnet.space.widths import Widths
+from bcnet.supernet.loss_log import LossLog
+from bcnet.training.inherit import CutScorer
+
+SCREENED = 4
+"""Random configurations cut for each that begins the search."""
+PROBED = 16
+"""Random configurations that a supernet must tell apart before it decides."""
+DOUBT = "search/doubt"
+
+
+def find(run: Run) -> None:
+    """Search, from the prior of the training losses or from what criteria and rules of thumb propose."""
+    r, start = run.recipe, time.monotonic()
+    scorer = open_scorer(run)
+    initial, notes = _prior(run) if r.scorer == "supernet" else (proposals(run), [])
+    ranked_by, doubt = _trusted_measure(run, scorer, initial)
+    notes += [doubt] if doubt else []
+    if ranked_by is None:
+        _choose_balanced(run, notes, start)
+        return
+    scorer.by = ranked_by
+    with TrialStore(run.path("trials.sqlite")) as store:
+        result = search(
+            run.space,
+            scorer,
+            run.constraints.budgets,
+            run.costs,
+            replace(r.search, seed=r.seed),
+            initial=initial,
+            store=store,
+            progress=lambda state: _tell_search(run, state, ranked_by),
+        )
+    notes += result.notes
+    if result.best is None:
+        raise BcnetError(f"the search found no widths within {', '.join(r.budgets)}: {'; '.join(notes)}")
+    found = {
+        "best": result.best.to_dict(),
+        "front": [trial.to_dict() for trial in result.front],
+        "evaluations": len(result.trials),
+        "hits": result.hits,
+        "prior": None if result.prior is None else result.prior.to_dict(),
+        "log_width": None if result.log_width is None else result.log_width.to_dict(),
+        "reference": {name: scorer.score(widths) for name, widths in named_widths(run).items()},
+    }
+    _write(run, found, notes, ranked_by, start)
+
+
+def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, start: float) -> None:
+    how = {"ranked_by": ranked_by, "scored_by": run.recipe.scorer}
+    run.remove(DOUBT)
+    run.write("search", {**found, **how, "notes": notes, "seconds": time.monotonic() - start})
+
+
+def _trusted_measure(
+    run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | PathLosses | None
+) -> tuple[str | None, str]:
+    """What scores tell configurations apart by: the recipe's measure, else the loss, else nothing; and in a sentence
+    why, where it is not the recipe's. Known after the first time, so that a resumed search does the same."""
+    if not run.recipe.fallback:
+        return run.recipe.rank_by, ""
+    if not run.done(DOUBT):
+        rng = np.random.default_rng([run.recipe.seed, 31])
+        rows = initial if isinstance(initial, np.ndarray) else run.constraints.sample(rng, PROBED)[0]
+        asked = [run.recipe.rank_by, *(["loss"] if run.recipe.rank_by == "score" else [])]
+        by = next((by for by in asked if tells_apart(scores_in_parts(run, scorer, rows, by))), None)
+        run.write(DOUBT, {"ranked_by": by, "note": _doubt(run.recipe.rank_by, by, len(rows))})
+    known = run.read(DOUBT)
+    return known["ranked_by"], known["note"]
+
+
+def _doubt(asked: str, by: str | None, count: int) -> str:
+    if by == asked:
+        return ""
+    words = f"the {asked}s of {count} configurations differ by no more than chance"
+    if by is not None:
+        return f"{words}, so the search ranked by {by}"
+    also = ", and so do their losses" if asked == "score" else ""
+    return f"{words}{also}, so nothing was searched and balanced widths were taken: more epochs may help"
+
+
+def _choose_balanced(run: Run, notes: list[str], start: float) -> None:
+    """Balanced widths, where scores say nothing."""
+    widths = configuration(run, "balanced")
+    best = Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
+    with TrialStore(run.path("trials.sqlite")) as store:
+        store.claim({"balanced": [b.text for b in run.constraints.budgets]})
+        if not store.trials():
+            store.add([best])
+    found = {"best": best.to_dict(), "front": [], "evaluations": 0, "hits": 0, "prior": None, "log_width": None}
+    _write(run, {**found, "reference": {}}, notes, run.recipe.rank_by, start)
+
+
+def choose_known(run: Run, trials: Sequence[Trial]) -> None:
+    """Choose within the run's budgets from ``trials`` that were scored before: no score is computed."""
+    start = time.monotonic()
+    scored = [t for t in trials if t.score is not None]
+    inside = run.constraints.feasible(np.array([t.widths for t in scored]))
+    own = [replace(t, number=i, feasible=bool(inside[i - 1])) for i, t in enumerate(scored, 1)]
+    model = LogWidthModel.fit([t.widths for t in own], [t.score or 0.0 for t in own], run.space.layer_counts)
+    widths = tuple(int(w) for w in model.best(run.constraints))
+    predicted = float(model.predict(np.array(widths)[None])[0])
+    best = Trial(0, widths, predicted, run.cost_of(widths), True, 0, 0.0)
+    name = run.constraints.budgets[0].name
+    with TrialStore(run.path("trials.sqlite")) as store:
+        store.claim({"picked": [b.text for b in run.constraints.budgets]})
+        if not store.trials():
+            store.add(own)
+    found = {
+        "best": best.to_dict(),
+        "front": [trial.to_dict() for trial in front_of(own, name)],
+        "evaluations": 0,
+        "hits": 0,
+        "prior": None,
+        "log_width": model.to_dict(),
+        "reference": {},
+    }
+    note = f"chosen from {len(own):,} scores of the run's other searches, by the log-width model over them"
+    _write(run, found, [note], run.recipe.rank_by, start)
+
+
+def proposals(run: Run) -> Widths | None:
+    """The first configurations of a search among inherited networks: what would be raced without one, and random
+    ones, of which the cheap score of the bare cut keeps the best."""
+    r = run.recipe
+    if r.search.strategy != "evolution":
+        return None
+    rng = np.random.default_rng([r.seed, 30])
+    rules = np.stack([np.asarray(widths) for widths in rules_of_thumb(run).values()])
+    known = run.constraints.fill(run.space.floor(rules), rng)  # their nearest candidates within the budgets
+    wanted = r.search.population - len(known)
+    if wanted < 1:
+        return known[: r.search.population]
+    drawn = run.constraints.fill(run.constraints.sample(rng, SCREENED * wanted)[0], rng)
+    scores = cut_scorer(run, "cut").score_many(drawn)
+    best = drawn[np.argsort(-scores, kind="stable")[:wanted]]
+    return np.unique(np.concatenate([known, best]), axis=0)
+
+
+def _tell_search(run: Run, state: SearchProgress, ranked_by: str) -> None:
+    figures: dict[str, float] = {"generation": state.generation, "hits": state.hits}
+    if state.best is not None and state.best.score is not None:
+        best = state.best.score
+        figures |= {"best": best} if ranked_by == "score" else {"lowest loss": -best}
+    run.listener.step("search", state.evaluations, state.most_evaluations, figures)
+
+
+def _prior(run: Run) -> tuple[PathLosses | None, list[str]]:
+    """The best losses of training, for the first population; None, with the reason, where they are of no use."""
+    r = run.recipe
+    if r.prior is None or r.search.strategy != "evolution":
+        return None, []
+    if not any(isinstance(run.costs[b.name], QuadraticCost) for b in run.constraints.budgets):
+        return None, ["no budget is one of FLOPs or parameters, so the search began at random, without the prior"]
+    kept = {k.removeprefix("log."): t for k, t in run.tensors("train").items() if k.startswith("log.")}
+    log = LossLog.from_tensors(kept)
+    return PathLosses(*log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))), []

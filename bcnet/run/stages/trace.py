@@ -1,0 +1,82 @@
+"""Finding the width variables, and whether network, data and budgets suit each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import torch
+
+from bcnet.errors import BcnetError
+from bcnet.run.session import Run, needed_latency
+from bcnet.training.loop import out_of_memory
+
+
+def trace_network(run: Run) -> None:
+    """Find the width variables, and check that network, data and budgets suit each other."""
+    if run.recipe.start == "trained":
+        _check_weights(run)
+    _check_output(run)
+    _measure_layers(run)
+    space, constraints = run.space, run.constraints
+    feasibility = constraints.check()
+    for target in run.recipe.targets:
+        run.within([target]).check()
+    variables = [
+        {"name": v.name, "candidates": v.candidates, "layers": v.layers, "unit": v.unit} for v in space.variables
+    ]
+    run.write(
+        "trace",
+        {
+            "model": run.source.spec,
+            "input": list(run.source.input_shape),
+            "classes": run.data.classes,
+            "variables": variables,
+            "size": str(space.size),
+            "fixed": [{"layer": layer, "reason": reason} for layer, reason in space.fixed],
+            "own_class": space.own_class,
+            "budgets": [asdict(b) for b in constraints.budgets],
+            "feasibility": feasibility.to_dict(),
+            "widths": {
+                "full": run.full.tolist(),
+                "uniform": constraints.uniform().tolist(),
+                "smallest": space.min.tolist(),
+            },
+            "costs": {"full": run.cost_of(run.full), "smallest": run.cost_of(space.min)},
+        },
+    )
+
+
+def _measure_layers(run: Run) -> None:
+    """Measure the table of latencies once, where a budget needs it, so that a resumed search sees the same costs."""
+    if run.done("latency") or (table := needed_latency(run.space, run.recipe)) is None:
+        return
+    run.write("latency", {"table": json.loads(table.to_json())})
+    facts = table.facts
+    run.listener.note(
+        f"latency was measured layer by layer on {facts['device']}, batch: {facts['batch']}, "
+        f"threads: {facts['threads']}; predictions of other networks are off by {table.error:.0%} on average"
+    )
+
+
+def _check_weights(run: Run) -> None:
+    for name, tensor in run.source.model.state_dict().items():
+        if not bool(tensor.isfinite().all()):
+            raise BcnetError(
+                f"the network as given holds numbers that are not finite in {name}: give weights that were trained "
+                "well, or start from scratch"
+            )
+
+
+@torch.no_grad()
+def _check_output(run: Run) -> None:
+    """Run two real inputs, so that what cannot work is said before hours of training."""
+    x, y = next(iter(run.data.val.batches(0, 0, run.device)))
+    try:
+        output = run.source.model.eval()(x[:2])
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0][:160]
+        raise BcnetError(f"the network does not run on inputs of shape {tuple(x.shape[1:])}: {reason}") from error
+    run.task.check(output, y[:2])

@@ -1,0 +1,96 @@
+"""Several budgets, one start: each target is a run of its own in RUN/targets, which shares what no budget changes.
+
+What the given network knows, the table of latencies and the supernet are the parent's. A target has its own recipe
+(the parent's with its budget), search, race, networks, export and report, so it can be exported and looked at like any
+run. ``bcnet pick`` adds a target later, chosen from the scores that are there already.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bcnet.errors import BcnetError
+from bcnet.run.folder import RunFolder
+from bcnet.run.session import Run, facts
+from bcnet.search import TrialStore
+from bcnet.search.trial import Trial
+
+SHARED = ("given", "latency", "train")
+FOLDER = "targets"
+
+
+class Target(Run):
+    """The run for one budget of ``parent``."""
+
+    def __init__(self, folder: str | Path, parent: Run):
+        super().__init__(folder, str(parent.device))
+        self.parent = parent
+        self.listener = parent.listener
+        self.give(parent.source, parent.data, parent.task_given)
+        self._spaces = parent._spaces  # traced once
+
+    def done(self, name: str) -> bool:
+        return super().done(name) or (name in SHARED and self.parent.done(name))
+
+    def read(self, name: str) -> dict[str, Any]:
+        return self._owner(name).read(name)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        return self._owner(name).tensors(name)
+
+    def _owner(self, name: str) -> RunFolder:
+        """Whose result it is: a table of latencies that the parent needed none of is the target's own."""
+        return self.parent if name in SHARED and self.parent.done(name) else RunFolder(self.folder)
+
+
+def open_target(parent: Run, budget: str, command: list[str]) -> Target:
+    """The target of ``parent`` for ``budget``, begun where it is new."""
+    folder = parent.path(FOLDER, folder_name(budget))
+    if not (folder / "run.json").is_file():
+        recipe = parent.recipe.changed(budgets=[budget], targets=[])
+        Run.create(folder, recipe, facts(command, recipe, str(parent.device)))
+    target = Target(folder, parent)
+    if list(target.recipe.budgets) != [budget]:
+        held = ", ".join(target.recipe.budgets)
+        raise BcnetError(f"{folder} holds the target {held}: remove that folder, or choose another budget")
+    return target
+
+
+def folder_name(budget: str) -> str:
+    """``flops=50%`` as the name of a folder: ``flops-50pc``."""
+    return re.sub(r"[^a-z0-9.]+", "-", budget.strip().lower().replace("%", "pc")).strip("-")
+
+
+def targets_of(run: Run) -> list[Path]:
+    """The folders of all targets that ``run`` has, in the order of their names."""
+    return sorted(path.parent for path in run.path(FOLDER).glob("*/run.json"))
+
+
+def known_trials(run: Run) -> list[Trial]:
+    """Every trial of a run and of its targets; where a configuration was scored twice, the first."""
+    found: dict[tuple[int, ...], Trial] = {}
+    for folder in [run.folder, *targets_of(run)]:
+        path = folder / "trials.sqlite"
+        if path.is_file():
+            with TrialStore(path, must_exist=True) as store:
+                for trial in store.trials():
+                    found.setdefault(tuple(trial.widths), trial)
+    return list(found.values())
+
+
+def target_row(target: Run) -> dict[str, Any]:
+    """What a page says of a finished target: the network that ships, and uniform scaling beside it."""
+    compared = target.read("compare")
+    rows = {row["name"]: row for row in compared["networks"]}
+    kept = {name: {key: rows[name][key] for key in ("score", "loss", "costs", "latency_ms")} for name in rows}
+    return {
+        "budget": target.recipe.budgets[0],
+        "folder": str(Path(FOLDER) / target.folder.name),
+        "chosen": compared["chosen"],
+        "metric": compared["metric"],
+        "networks": kept,
+    }

@@ -1,0 +1,121 @@
+"""The table of operators: what bcnet knows of each, one column for each question it asks.
+
+``couple`` says how channels pass through an operator, ``sizes`` which of its constants are sizes that change
+with the widths, ``macs`` what it multiplies and accumulates. A new operator is one entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from bcnet.space.axis import Size
+from bcnet.space.labels import Value
+from bcnet.space.operators.base import Call
+
+if TYPE_CHECKING:
+    from bcnet.space.coupling import Coupling
+
+Couple = Callable[[Call], "Value | list[Value]"]
+Hole = tuple[str, int | None, int, Size]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call of an operator with the sizes of its tensors, as the columns ``sizes`` and ``macs`` see it."""
+
+    node: fx.Node
+    coupling: Coupling
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Arguments by the names of the schema; tensors are nodes of the graph."""
+        return bind(self.node.target, self.node.args, self.node.kwargs)
+
+    @property
+    def outs(self) -> tuple[tuple[Size, ...], ...]:
+        """The sizes of every output tensor."""
+        return self.coupling.sizes[self.node.name]
+
+    @property
+    def out(self) -> tuple[Size, ...]:
+        """The sizes of the (first) output tensor."""
+        return self.outs[0]
+
+    def of(self, what: str | fx.Node) -> tuple[Size, ...]:
+        """The sizes of a tensor, given as an argument's name or as a node."""
+        node = self.args[what] if isinstance(what, str) else what
+        return self.coupling.sizes[node.name][0]
+
+    def full(self, size: Size) -> int:
+        """A size in the captured network."""
+        return size.at([v.count for v in self.coupling.variables])
+
+    def before(self, what: fx.Node, axis: int, position: int) -> Size:
+        """How many channels of an axis lie before a position of the captured network."""
+        prefix = self.coupling.prefixes.get(what.name)
+        return Size(position) if prefix is None else prefix(axis, position)
+
+
+Sizes = Callable[[Site], Iterable[Hole]]
+Macs = Callable[[Site], Iterable[Iterable[Size]]]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What bcnet knows of one operator; a column that is None says that there is nothing to do."""
+
+    couple: Couple
+    sizes: Sizes | None = None
+    macs: Macs | None = None
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def register(*names: str, couple: Couple, sizes: Sizes | None = None, macs: Macs | None = None) -> None:
+    """Teach bcnet the operators called ``names``, as torch names them (``aten::conv2d``).
+
+    ``couple(call)`` returns the output's :class:`Value` and links the channels that must agree. ``sizes(site)``
+    yields ``(argument, item, constant, size)`` for every constant that changes with the widths. ``macs(site)``
+    yields, for each product the operator accumulates, the sizes whose product is the number of multiplications.
+    """
+    for name in names:
+        OPERATORS[name] = Operator(couple, sizes, macs)
+
+
+def rule(*names: str, sizes: Sizes | None = None, macs: Macs | None = None) -> Callable[[Couple], Couple]:
+    """:func:`register` as a decorator of the function that couples."""
+
+    def decorate(couple: Couple) -> Couple:
+        register(*names, couple=couple, sizes=sizes, macs=macs)
+        return couple
+
+    return decorate
+
+
+def find(target: Any) -> Operator | None:
+    """The entry of an operator, or of its twin that does not write in place."""
+    name = name_of(target)
+    return OPERATORS.get(name) or OPERATORS.get(name.removesuffix("_"))
+
+
+def name_of(target: Any) -> str:
+    return str(target._schema.name) if isinstance(target, torch._ops.OpOverload) else str(target)
+
+
+def bind(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by the names of the operator's schema, defaults filled in."""
+    named: dict[str, Any] = {}
+    for i, argument in enumerate(target._schema.arguments):
+        if i < len(args):
+            named[argument.name] = args[i]
+        elif argument.name in kwargs:
+            named[argument.name] = kwargs[argument.name]
+        else:
+            named[argument.name] = argument.default_value if argument.has_default_value() else None
+    return named

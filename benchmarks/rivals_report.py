@@ -1,0 +1,104 @@
+"""The page that compares slim networks by method, from what rivals.py wrote.
+
+    python benchmarks/rivals_report.py RESULTS.jsonl [--ours bcnet] [--base base.json]
+
+Differences are paired: networks of the same seed saw the same batches. Intervals are 95 %, by Student's t over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from inherited_table import read_rows
+from scipy.stats import t as student_t
+
+Results = dict[str, dict[int, dict[str, Any]]]
+"""Rows by method and seed."""
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean and half of the 95 % interval."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return f"{mean:+.2f}"
+    half = float(student_t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
+    return f"{mean:+.2f} ± {half:.2f}"
+
+
+def differences(results: Results, method: str, other: str) -> list[float]:
+    """Points of test accuracy that ``method`` has over ``other``, seed by seed."""
+    mine, theirs = (_accuracies(results[name]) for name in (method, other))
+    return [mine[seed] - theirs[seed] for seed in sorted(mine) if seed in theirs]
+
+
+def _accuracies(rows: dict[int, dict[str, Any]]) -> dict[int, float]:
+    return {seed: row["test"]["accuracy"] for seed, row in rows.items()}
+
+
+def merged(rows: Sequence[dict[str, Any]]) -> Results:
+    """Rows by method and seed; random networks, one for each seed, are one method."""
+    found: Results = defaultdict(dict)
+    for row in rows:
+        found["random" if row["method"].startswith("random-") else row["method"]][row["seed"]] = row
+    return found
+
+
+def section(results: Results, ours: str) -> list[str]:
+    """A table of one network at one budget, the best method first."""
+    means = {method: np.mean(list(_accuracies(rows).values())) for method, rows in results.items()}
+    order = sorted(results, key=lambda method: -means[method])
+    rivals = [method for method in order if method != ours]
+    lines = [
+        f"| method | test accuracy | seeds | {f'over {rivals[0]}' if rivals else 'difference'} | over uniform | MFLOPs "
+        "| s to choose | s to fine-tune |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for method in order:
+        rows = list(results[method].values())
+        pairs = [
+            interval(found) if other in results and (found := differences(results, method, other)) else "–"
+            for other in (rivals[0] if rivals else "", "uniform")
+        ]
+        price = np.mean([row["plan_seconds"] or 0.0 for row in rows])
+        tuning = np.mean([row["tuning_seconds"] for row in rows])
+        lines.append(
+            f"| {method} | {means[method]:.2f} | {len(rows)} | {' | '.join(pairs)} | {rows[0]['flops'] / 1e6:.1f} "
+            f"| {price:.1f} | {tuning:.1f} |"
+        )
+    return lines
+
+
+def page(rows: Sequence[dict[str, Any]], ours: str, base: dict[str, Any] | None) -> list[str]:
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["network"], row["budget"], json.dumps(row["recipe"])].append(row)
+    lines: list[str] = []
+    for (network, budget, recipe), some in sorted(groups.items()):
+        settings = ", ".join(f"{key} {value}" for key, value in json.loads(recipe).items())
+        lines += [f"## {network} at {budget}", "", f"Fine-tuned with {settings}."]
+        if base is not None and network in base["networks"]:
+            lines += [f"The full network has {base['networks'][network]['test']['accuracy']:.2f} %."]
+        lines += ["", *section(merged(some), ours), ""]
+    return lines
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--ours", default="bcnet")
+    parser.add_argument("--base", type=Path)
+    args = parser.parse_args(given)
+    rows = [row for row in read_rows(args.results) if "method" in row]
+    if not rows:
+        raise SystemExit(f"error: {args.results} has no results")
+    print("\n".join(page(rows, args.ours, json.loads(args.base.read_text()) if args.base else None)))
+
+
+if __name__ == "__main__":
+    main()

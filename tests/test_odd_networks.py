@@ -1,0 +1,222 @@
+"""Networks with parts that are seldom seen: traced, counted, built, sliced and run as supernets all the same."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from held import (
+    assert_counts,
+    assert_full_width_is_the_original,
+    assert_paths_are_builds,
+    assert_slices_are_zeros,
+    some_widths,
+    tensors,
+)
+from odd_networks import ODD, Answering, Dictionary, Features, TwoInputs
+from tiny_networks import Tiny, X
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+from bcnet.space.network import NetworkSpace, trace
+from bcnet.supernet.supernet import Supernet
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*itself does not run at other widths"),
+]
+MASK = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+# (variable, full width, unit), and the layers that keep their width with the reason; the head, an output, is left out.
+OUTPUT = ("head", "it is the network's output")
+HIDDEN = "the hidden size of a recurrent layer does not vary"
+EXPECTED = {
+    "Constants": (
+        [("stem.0", 12, 1), ("outer.0", 12, 1)],
+        [("inner.0", "mul_1 joins it with something of fixed size")],
+    ),
+    "WeightNorm": ([("stem.0", 12, 1), ("old", 10, 1), ("new", 12, 1)], []),
+    "SpectralNorm": ([("stem.0", 12, 1), ("old", 10, 1), ("new", 12, 1)], []),
+    "Squeezed": ([("stem.0", 12, 1)], []),
+    "DeadEnds": ([("stem.0", 12, 1), ("inner.0", 12, 1)], [("nowhere", "nothing reads its output")]),
+    "Slices": ([("stem.0", 12, 1), ("layers.1.0", 10, 1), ("layers.3.0", 12, 1)], []),
+    "FixedGroups": ([("grouped", 16, 2)], []),
+    "Picked": (
+        [("outer.0", 12, 1)],
+        [
+            ("stem.0", "index_select: it picks single channels by number"),
+            ("order", "index_select: it holds the numbers of channels"),
+            ("inner.0", "index: it picks single channels by number"),
+        ],
+    ),
+    "LocalResponse": ([("stem.0", 12, 1), ("inner.0", 10, 1), ("outer.0", 12, 1)], []),
+    "DynamicConv": (
+        [("mixture", 4, 1), ("kernels", 10, 1)],
+        [("stem.0", "conv2d_1 joins it with a fixed axis")],
+    ),
+    "Memory": ([("stem.0", 12, 1), ("cell.0", 12, 1)], []),
+    "Einsum": ([("stem.0", 12, 1), ("mix", 10, 1), ("out.0", 12, 1)], []),
+    "Recurrent": ([("stem.0", 12, 1), ("inner.0", 10, 1)], [("gru", f"gru: {HIDDEN}"), ("lstm", f"lstm: {HIDDEN}")]),
+    "ShuffleLayer": ([("stem.0", 6, 3), ("grouped.0", 18, 3)], []),
+    "Frozen": ([("stem.0", 12, 1)], []),
+    "NoGradient": ([("stem.0", 12, 1)], []),
+    "NamedCode": ([("stem.0", 12, 1), ("code.0", 12, 1)], []),
+    "TwoInputs": ([("stem.0", 12, 1)], []),
+    "Dictionary": ([("stem.0", 12, 1)], []),
+    "Answering": ([("stem.0", 12, 1)], []),
+}
+# Norms of whole weights and softmax over channels see how many there are.
+NOT_ZEROS = {"WeightNorm", "SpectralNorm", "DynamicConv"}
+
+
+@cache
+def traced(name: str) -> tuple[nn.Module, NetworkSpace]:
+    torch.manual_seed(0)
+    model = ODD[name]().double().eval()
+    return model, trace(model, (X, MASK) if name == "TwoInputs" else X)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_variables_and_what_is_fixed(name: str) -> None:
+    space = traced(name)[1]
+    variables, fixed = EXPECTED[name]
+    assert [(v.name, v.max, v.unit) for v in space.variables] == variables
+    assert [row for row in space.fixed if row != OUTPUT] == fixed
+    assert space.graph.dynamic
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_counts_are_those_of_torch(name: str) -> None:
+    space = traced(name)[1]
+    assert_counts(space, [w.clip(2) for w in some_widths(space)])  # an einsum over one channel is no product to torch
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_full_width_is_the_original(name: str) -> None:
+    assert_full_width_is_the_original(*traced(name))
+
+
+@pytest.mark.parametrize("name", sorted(set(ODD) - NOT_ZEROS))
+def test_slices_are_the_original_with_zeros(name: str) -> None:
+    model, space = traced(name)
+    assert_slices_are_zeros(model, space, some_widths(space))
+
+
+@pytest.mark.parametrize("name", sorted(set(ODD) - {"SpectralNorm"}))  # whose Python code changes it in training
+def test_paths_are_builds(name: str) -> None:
+    space = traced(name)[1]
+    assert_paths_are_builds(space, some_widths(space))
+
+
+def test_what_nothing_reads_stays_as_it_is() -> None:
+    model, space = traced("DeadEnds")
+    network = space.build(space.min)
+    for name in ("unused.weight", "norm.weight", "table"):
+        assert dict(network.state_dict())[name].shape == model.state_dict()[name].shape
+
+
+def test_no_gradient_leaves_a_block_without() -> None:
+    _, space = traced("NoGradient")
+    net = Supernet(space)
+    net(X, space.max).sum().backward()
+    gradients = {name: p.grad for name, p in net.named_parameters()}
+    assert gradients["inner.0.weight"] is None
+    assert gradients["stem.0.weight"] is not None
+
+
+def test_inputs_by_name() -> None:
+    model, space = traced("TwoInputs")
+    named = trace(model, {"mask": MASK, "x": X})
+    assert named == space
+    close_to = Supernet(named, "ua")
+    close_to.load_state_dict(model.state_dict())
+    torch.testing.assert_close(close_to({"x": X, "mask": MASK}, named.max), model.train()(X, MASK))
+    model.eval()
+    assert_paths_are_builds(named, some_widths(named))
+    with pytest.raises(BcnetError, match=r"^the batch has x, but the example input has mask, x$"):
+        close_to({"x": X}, named.max)
+
+
+class Positional(TwoInputs):
+    """Takes both inputs as one pair."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return super().forward(*pair)
+
+
+def test_inputs_within_inputs() -> None:
+    torch.manual_seed(0)
+    space = trace(Positional().double(), ((X, MASK),))
+    assert space.names == ("stem.0",)
+    assert_paths_are_builds(space, some_widths(space))
+
+
+def test_structured_outputs_come_back_as_they_were() -> None:
+    model, space = traced("Dictionary")
+    graph = space.from_graph(space.max)
+    assert graph(X).keys() == {"logits", "loss"}
+    torch.testing.assert_close(graph(X)["logits"], model(X)["logits"])
+    assert isinstance(Supernet(space)(X, space.min), Tensor)
+
+
+def test_an_adapter_picks_the_outputs_that_matter() -> None:
+    torch.manual_seed(0)
+    sentence = (
+        r"^this network has no channel dimension that could vary \(stem.0: it is the network's output; inner.0: it is "
+        r"the network's output\); trace\(..., output=lambda y: ...\) picks the outputs that matter$"
+    )
+    with pytest.raises(BcnetError, match=sentence):
+        trace(Features().double(), X)
+    space = trace(Features().double(), X, output=lambda maps: maps[-1])
+    assert space.names == ("stem.0",)
+    assert len(space.build(space.min)(X)) == 2
+    assert_paths_are_builds(space, some_widths(space))
+
+
+def test_the_usual_outputs_are_found() -> None:
+    model, space = traced("Answering")
+    assert isinstance(model, Answering)
+    assert tensors(space.output(model(X)))[0].shape == (2, 5)
+    assert isinstance(space.build(space.min), Answering)
+    assert isinstance(traced("Dictionary")[0], Dictionary)
+
+
+class PerImage(Tiny):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.head(self.stem(image[None]).mean((2, 3))) for image in x])
+
+
+def test_a_loop_over_the_batch_is_said_at_once() -> None:
+    sentence = (
+        r"^the forward of PerImage does other things for other batch sizes, so that its graph takes batches of 2 only, "
+        r"and it can have no supernet: its forward must not loop over the batch$"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        space = trace(PerImage().double(), X)
+    assert space.build(space.min)(torch.cat([X, X])).shape == (4, 5)
+    with pytest.raises(BcnetError, match="was captured for batches of 2 only"):
+        Supernet(space)
+
+
+class LeavesTorch(Tiny):
+    def body(self, x: Tensor) -> Tensor:
+        return x * float(x.detach().numpy().mean())
+
+
+def test_what_cannot_be_exported_is_named() -> None:
+    line = LeavesTorch.body.__code__.co_firstlineno + 1
+    with pytest.raises(BcnetError) as caught:
+        trace(LeavesTorch().double(), X)
+    assert str(caught.value) == (
+        "torch.export cannot capture LeavesTorch: its forward leaves torch for numpy (test_odd_networks.py, line "
+        f"{line}: return x * float(x.detach().numpy().mean())); use torch's own functions there, or trace a module "
+        "that wraps the network and leaves that part out, or switch it off where there is an option"
+    )
+
+
+def test_the_share_of_flops_that_can_be_reduced() -> None:
+    space = trace(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)).double(), X)
+    assert space.reducible_flops == 1.0
+    space = trace(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)).double(), X, ignore=["0"])
+    assert space.reducible_flops == pytest.approx((3 * 4 + 4 * 2) / (3 * 3 + 3 * 4 + 4 * 2))

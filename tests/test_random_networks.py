@@ -1,0 +1,241 @@
+"""Random small networks are traced, counted, built, sliced and run as supernets; a failure shrinks to the smallest.
+
+A network is a chain of blocks. A block takes as many channels as the last one gave, and is drawn with its options, so
+that hypothesis can drop blocks and make them simpler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from held import (
+    assert_counts,
+    assert_full_width_is_the_original,
+    assert_paths_are_builds,
+    assert_slices_are_zeros,
+    some_widths,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+from bcnet.space.network import trace
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*itself does not run at other widths"),
+]
+X = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def divisor(channels: int, wanted: int) -> int:
+    """The largest number of groups up to ``wanted`` that divides ``channels``."""
+    return next(g for g in range(min(wanted, channels), 0, -1) if channels % g == 0)
+
+
+class Block(nn.Module):
+    """``outputs`` is how many channels it gives; ``exact`` says that dropped channels are channels of zeros."""
+
+    exact = True
+
+    def __init__(self, inputs: int, width: int, groups: int):
+        super().__init__()
+        self.outputs = inputs
+        self.make(inputs, width, groups)
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        raise NotImplementedError
+
+
+class Conv(Block):
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer, self.outputs = nn.Conv2d(inputs, width, 3, padding=1), width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.layer(x))
+
+
+class Normed(Conv):
+    """Without a bias a channel of zeros stays one."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        super().make(inputs, width, groups)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.layer(x)))
+
+
+class Grouped(Block):
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        groups = divisor(inputs, groups)
+        self.outputs = groups * max(1, width // groups)
+        self.layer = nn.Conv2d(inputs, self.outputs, 3, padding=1, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.layer(x))
+
+
+class Depthwise(Block):
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer = nn.Conv2d(inputs, inputs, 3, padding=1, groups=inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class Transposed(Block):
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        groups = divisor(inputs, groups)
+        self.outputs = groups * max(1, width // groups)
+        self.layer = nn.ConvTranspose2d(inputs, self.outputs, 3, padding=1, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.layer(x))
+
+
+class Shuffle(Block):
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.groups = divisor(inputs, groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        return x.view(n, self.groups, c // self.groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+class Residual(Block):
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.inner, self.outer = nn.Conv2d(inputs, width, 1), nn.Conv2d(width, inputs, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(F.relu(self.inner(x)))
+
+
+class Dense(Block):
+    """A concatenation of the input and what is made of it."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer, self.outputs = nn.Conv2d(inputs, width, 3, padding=1), inputs + width
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, F.relu(self.layer(x))], 1)
+
+
+class Split(Block):
+    """One half is worked on, the other is not."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer = nn.Conv2d(inputs // 2, inputs // 2, 1) if inputs % 2 == 0 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layer is None:
+            return x
+        kept, changed = x.chunk(2, 1)
+        return torch.cat([kept, self.layer(changed)], 1)
+
+
+class Twice(Block):
+    """One layer used two times."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer = nn.Conv2d(inputs, inputs, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(F.relu(self.layer(x)))
+
+
+class SqueezeExcite(Block):
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.reduce, self.expand = nn.Conv2d(inputs, width, 1), nn.Conv2d(width, inputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.expand(F.relu(self.reduce(x.mean((2, 3), keepdim=True)))).sigmoid()
+
+
+class GroupNormed(Block):
+    exact = False  # a norm sees how many channels there are
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.norm = nn.GroupNorm(divisor(inputs, groups), inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class LayerNormed(Block):
+    exact = False
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.norm = nn.LayerNorm(inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ChannelAttention(Block):
+    exact = False  # the softmax runs over channels
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.query, self.key = nn.Conv2d(inputs, inputs, 1), nn.Conv2d(inputs, inputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x).flatten(2) @ self.key(x).flatten(2).transpose(1, 2)
+        return x + (scores.softmax(-1) @ x.flatten(2)).view_as(x)
+
+
+BLOCKS: list[type[Block]] = [
+    Conv, Normed, Grouped, Depthwise, Transposed, Shuffle, Residual, Dense, Split, Twice, SqueezeExcite, GroupNormed,
+    LayerNormed, ChannelAttention,
+]  # fmt: skip
+DRAWN = st.lists(
+    st.tuples(st.sampled_from(BLOCKS), st.sampled_from([4, 6, 8, 12]), st.sampled_from([2, 3, 4, 8])),
+    min_size=1,
+    max_size=6,
+)
+
+
+class Network(nn.Module):
+    def __init__(self, blocks: list[tuple[type[Block], int, int]]):
+        super().__init__()
+        self.stem, channels = nn.Conv2d(3, 8, 3, padding=1), 8
+        self.blocks = nn.Sequential()
+        for kind, width, groups in blocks:
+            self.blocks.append(kind(channels, width, groups))
+            channels = self.blocks[-1].outputs
+        self.head = nn.Linear(channels, 5)
+        self.exact = all(kind.exact for kind, _, _ in blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.blocks(self.stem(x))).mean((2, 3)))
+
+
+def random_networks(test: Callable[..., None]) -> Any:
+    quick = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    return quick(given(DRAWN)(test))
+
+
+@random_networks
+def test_random_networks(blocks: list[tuple[type[Block], int, int]]) -> None:
+    torch.manual_seed(0)
+    model = Network(blocks).double().eval()
+    try:
+        space = trace(model, X, groups=4)
+    except BcnetError as error:
+        if "no channel dimension that could vary (" in str(error):
+            return
+        raise
+    widths = some_widths(space, len(blocks))
+    assert_full_width_is_the_original(model, space)
+    assert_counts(space, widths)
+    if model.exact:
+        assert_slices_are_zeros(model, space, widths[:2])
+    assert_paths_are_builds(space, widths[:2])
+    fixed = {layer for layer, _ in space.fixed}
+    varying = {layer for v in space.variables for layer in v.layers}
+    layers = {name for name, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear))}
+    assert layers <= fixed | varying

@@ -1,0 +1,128 @@
+"""The check at the end of tracing: what is not as it should be is one sentence that names the layer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_networks import Tiny, X, conv, tiny
+from torch import Tensor
+
+import bcnet.space
+from bcnet.errors import BcnetError
+from bcnet.space.axis import Axis, Segment, Size
+from bcnet.space.check import self_check
+from bcnet.space.network import trace
+
+WAY_OUT = "trace(..., check=False) leaves this check out, and ignore=[...] keeps the layer at its width"
+
+
+@contextmanager
+def taught(name: str, **columns: object) -> Iterator[None]:
+    """The table of operators with some columns of one entry changed."""
+    before = bcnet.space.OPERATORS[name]
+    bcnet.space.OPERATORS[name] = replace(before, **columns)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        bcnet.space.OPERATORS[name] = before
+
+
+def test_a_wrong_shape_names_the_layer() -> None:
+    """Group norm that does not say that its groups go with the channels."""
+    with taught("aten::group_norm", sizes=None):
+        with pytest.raises(BcnetError) as caught:
+            trace(tiny("GroupNormed"), X)
+        assert str(caught.value) == (
+            "fine (aten::group_norm) does not run at other widths: Expected number of channels in input to be "
+            f"divisible by num_groups, but got input of shape [2, 14, 8, 8] and num_groups=10; {WAY_OUT}"
+        )
+        assert len(trace(tiny("GroupNormed"), X, check=False)) == 3
+
+
+def test_another_shape_than_expected_names_the_layer() -> None:
+    space = trace(tiny("Residual"), X)
+    node = next(n for n in space.graph.graph.nodes if n.name == "conv2d_1")
+    sizes = dict(space.coupling.sizes)
+    sizes[node.name] = ((sizes[node.name][0][0], Size(10), *sizes[node.name][0][2:]),)
+    space.coupling = replace(space.coupling, sizes=sizes)
+    with pytest.raises(BcnetError) as caught:
+        self_check(space)
+    assert str(caught.value) == (
+        "inner.0 (aten::conv2d) gives shape (2, 7, 8, 8) at other widths, but (2, 10, 8, 8) was expected; " + WAY_OUT
+    )
+
+
+def test_wrong_flops_name_the_layer() -> None:
+    with taught("aten::linear", macs=lambda site: [site.out]), pytest.raises(BcnetError) as caught:
+        trace(tiny("Residual"), X)
+    assert str(caught.value) == (
+        "head (aten::linear) has 110 FLOPs by torch's counter, but the space says 10; say what it multiplies with "
+        'bcnet.space.register("aten::linear", couple=..., macs=...)'
+    )
+
+
+def test_an_operator_that_multiplies_is_never_free() -> None:
+    """Without its column it is counted by torch, as in the full network, with a warning."""
+    sentence = (
+        r"^bcnet does not know what the operator aten::linear \(in head\) multiplies and counts its FLOPs as in the "
+        r'full network; say it with bcnet.space.register\("aten::linear", couple=..., macs=...\)$'
+    )
+    right = trace(tiny("Residual"), X).costs["flops"]
+    with taught("aten::linear", macs=None), pytest.warns(UserWarning, match=sentence):
+        space = trace(tiny("Residual"), X, check=False)
+    assert space.costs["flops"](space.max) == right(space.max)
+    assert space.costs["flops"](space.min) > right(space.min)
+
+
+class Bilinear(Tiny):
+    """An operator that no entry knows, but torch's counter does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = torch.nn.Bilinear(12, 12, 12)
+        self.inner = conv(12, 10)
+        self.outer = conv(10, 12)
+
+    def body(self, x: Tensor) -> Tensor:
+        mean = self.outer(self.inner(x)).mean((2, 3))
+        return x * self.pair(mean, mean)[..., None, None]
+
+
+def test_an_unknown_operator_counts_what_torch_counts() -> None:
+    with pytest.warns(UserWarning, match="bcnet does not know the operator aten::bilinear"):
+        space = trace(Bilinear().double(), X)
+    assert space.names == ("inner.0",)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert space.reducible_flops < 1
+
+
+def test_a_path_that_takes_other_weights_names_them() -> None:
+    """Axes that two variables share and no other axis tells apart have no single solution."""
+    space = trace(tiny("Residual"), X)
+    both = Axis((Segment(0, 1), Segment(1, 1)))
+    space.min = np.array([7, 5])
+    space.coupling = replace(space.coupling, axes={"inner.0.weight": (both, Axis((Segment(None, 3),)))})
+    with pytest.raises(BcnetError) as caught:
+        self_check(space)
+    assert str(caught.value) == (
+        f"inner.0.weight: a path of a supernet takes other weights than the plain network of its widths; {WAY_OUT}"
+    )
+
+
+class NeedsTwo(Tiny):
+    """Runs on even batches only, which the example has."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return x.view(-1, 2, *x.shape[1:]).flip(1).reshape(x.shape)
+
+
+def test_a_batch_size_that_does_not_run_names_the_layer() -> None:
+    with pytest.raises(BcnetError, match=r"^view \(aten::view\) does not run at a batch of 3: shape "):
+        trace(NeedsTwo().double(), X)
