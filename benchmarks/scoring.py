@@ -1,4 +1,6 @@
-"""Measures how long 100 configurations of the digits network take: alone, one call each, and sharing their prefixes.
+"""Measures how long the first 100 configurations that a search asks for take, on the digits network.
+
+Generation by generation as the search asks: one call for each configuration, or sharing their prefixes.
 
     OMP_NUM_THREADS=1 python benchmarks/scoring.py
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from bcnet.accel import SharedEvaluator
 from bcnet.accel.enumeration.allocations import Allocations
 from bcnet.data import load_data
 from bcnet.models.load import load_model
-from bcnet.search import Constraints
+from bcnet.search import SearchConfig, search
+from bcnet.space.widths import Widths
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
 from bcnet.utils.provenance import provenance
@@ -29,11 +33,11 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "scoring.json"
 CONFIGURATIONS, ROUNDS, BUDGET = 100, 5, "flops=50%"
 
 
-class ChannelsFirst(Evaluator):
-    """Scores images in the layout they come in."""
-
-    def _laid_out(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+def generations(net: Supernet, batches: list[Any]) -> list[Widths]:
+    """What a search asks for, generation by generation."""
+    config = SearchConfig(evaluations=CONFIGURATIONS, population=20)
+    trials = search(net.space, SharedEvaluator(net, batches, by="loss"), [BUDGET], config=config).trials
+    return [np.array([t.widths for t in group]) for _, group in groupby(trials, key=lambda t: t.generation)]
 
 
 def seconds(make: Callable[[], Evaluator], score: Callable[[Evaluator], Any]) -> float:
@@ -52,19 +56,17 @@ def main() -> None:
     space = load_model("zoo:digits_cnn").space(groups=8, base=2)
     net = Supernet(space)
     batches = list(load_data("digits", val_fraction=0.2).val.batches(0, 0, torch.device("cpu")))
-    constraints = Constraints(space, space.costs, [BUDGET])
-    drawn = constraints.sample(np.random.default_rng(0), 2 * CONFIGURATIONS)[0]
-    widths = np.unique(drawn, axis=0)[:CONFIGURATIONS]
+    asked = generations(net, batches)
     took = {
         "one by one": seconds(
-            lambda: ChannelsFirst(net, batches, by="loss"), lambda e: [e.score(row) for row in widths]
+            lambda: Evaluator(net, batches, by="loss"), lambda e: [e.score(w) for w in chain(*asked)]
         ),
-        "one by one, channels last": seconds(
-            lambda: Evaluator(net, batches, by="loss"), lambda e: [e.score(row) for row in widths]
+        "sharing prefixes": seconds(
+            lambda: SharedEvaluator(net, batches, by="loss"), lambda e: [e.score_many(widths) for widths in asked]
         ),
-        "sharing prefixes": seconds(lambda: SharedEvaluator(net, batches, by="loss"), lambda e: e.score_many(widths)),
     }
     alone, shared = Evaluator(net, batches, by="loss"), SharedEvaluator(net, batches, by="loss")
+    widths = np.concatenate(asked)
     with Allocations() as allocations:
         together = shared.score_many(widths)
     result = {
@@ -75,7 +77,6 @@ def main() -> None:
         "threads": 1,
         "seconds": took,
         "times_faster": took["one by one"] / took["sharing prefixes"],
-        "times_faster_channels_last": took["one by one, channels last"] / took["sharing prefixes"],
         "largest_difference": float(np.abs(together / alone.score_many(widths) - 1).max()),
         "peak_mebibytes": allocations.peak / 2**20,
         "provenance": provenance(),

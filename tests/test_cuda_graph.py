@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -25,14 +26,16 @@ NOTICE = "steps are launched kernel by kernel, not as one CUDA graph: "
 
 def steps(draw: Callable[[], object]) -> list[str]:
     """Some steps of a network of one weight, which calls ``draw``; the notices."""
-    weight = nn.Parameter(torch.zeros(3))
+    network = nn.Module()
+    network.weight = weight = nn.Parameter(torch.zeros(3))
 
     def learn(x: Tensor, y: Tensor) -> Tensor:
         draw()
-        weight.grad = x.sum() * torch.ones(3)
+        network.weight.grad = None
+        (network.weight * x.sum()).sum().backward()
         return y.float().mean()[None]
 
-    graphed = CudaGraphStep(learn, [weight])
+    graphed = CudaGraphStep(learn, network)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(WARM_UP + 3):
@@ -75,17 +78,82 @@ def test_a_step_without_memory_for_a_record_runs_as_it_is(monkeypatch: pytest.Mo
     assert steps(lambda: None) == [f"{NOTICE}there is too little memory beside"]
 
 
-def test_a_step_that_cannot_be_recorded_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_cannot_be_recorded_goes_on_kernel_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", fails)
+    assert steps(lambda: None) == [f"{NOTICE}recording it failed (operation not permitted when stream is capturing)"]
+
+
+def test_a_gpu_that_does_not_recover_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fails)
+    monkeypatch.setattr("bcnet.training.cuda_graph._clean_up", fails)
     with pytest.raises(BcnetError) as caught:
         steps(lambda: None)
     assert str(caught.value) == (
-        "a step cannot be recorded as a CUDA graph: operation not permitted when stream is capturing; "
-        "ask for the engine plain"
+        "a step cannot be recorded as a CUDA graph: an illegal memory access was encountered; "
+        "resume with the engine plain"
     )
+
+
+class Replayed:
+    """A CUDA graph on the CPU: what is computed under it, it computes again."""
+
+    def replay(self) -> None:
+        self.again()
+
+
+def test_a_network_whose_gradients_were_touched_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its accumulators live on in a graph that is kept; the record must not run through them."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    kept = network(torch.ones(1, 2)).sum()
+    kept.backward(retain_graph=True)
+    touched = accumulators(kept)
+    seen: list[list[object]] = []
+
+    def learn(x: Tensor, y: Tensor) -> Tensor:
+        network.zero_grad()
+        loss = (network(x) - y).square().mean()
+        seen.append(accumulators(loss))
+        loss.backward()
+        return loss.detach()[None]
+
+    @contextmanager
+    def graph(record: Replayed, **_: object) -> Iterator[None]:
+        yield
+        record.again = lambda: None
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Replayed)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    graphed = CudaGraphStep(learn, network)
+    before = list(network.parameters())
+    x, y = torch.randn(4, 2), torch.randn(4, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(WARM_UP + 1):
+            graphed(x, y)
+    assert all(set(map(id, found)) == set(map(id, touched)) for found in seen[:WARM_UP])
+    assert len(seen[WARM_UP]) == 4
+    assert not set(map(id, seen[WARM_UP])) & set(map(id, touched))
+    assert all(mine is held for mine, held in zip(network.parameters(), before, strict=True))
+    assert all(p.grad is not None for p in before)
+
+
+def accumulators(loss: Tensor) -> list[object]:
+    """The nodes of autograd's graph that add to a parameter's gradient."""
+    found: list[object] = []
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        waiting += [other for other, _ in node.next_functions if other is not None]
+        if "AccumulateGrad" in node.name():
+            found.append(node)
+    return found
 
 
 def test_an_unknown_engine_is_refused() -> None:

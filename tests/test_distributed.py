@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_processes
 import torch
 import toy
 import two_processes
 from safetensors.torch import load_file
 
 from bcnet.errors import BcnetError
+from bcnet.run.pipeline import STAGES
+from bcnet.run.session import Run
+from bcnet.search import TrialStore
 from bcnet.training import checkpoint, distributed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,6 +62,53 @@ def test_two_processes_end_as_one(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("*"))
     assert names == [f"checkpoint-{toy.EPOCHS * toy.STEPS - 1:06d}", f"checkpoint-{toy.EPOCHS * toy.STEPS:06d}"]
     assert checkpoint.unpack(*checkpoint.load(tmp_path / "checkpoints"))["step"] == toy.EPOCHS * toy.STEPS
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """The same run by one process, and by two with either launcher."""
+    found = {}
+    for name in run_processes.LAUNCHERS:
+        folder = tmp_path_factory.mktemp(name)
+        done = run_processes.run(folder, name)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.stderr.count("trace: find the width variables") == 1  # one process speaks
+        found[name] = Run(folder / name)
+    return found
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_run_of_two_processes_ends_as_one(finished: dict[str, Run], launcher: str) -> None:
+    one, two = finished["one"], finished[launcher]
+    assert all(two.done(stage) for stage in STAGES)
+    assert two.read("search")["best"]["widths"] == one.read("search")["best"]["widths"]
+    assert two.read("search")["best"]["score"] == pytest.approx(one.read("search")["best"]["score"], abs=0.01)
+    for name in one.read("retrain")["networks"]:
+        wanted, found = one.read(f"retrain/{name}"), two.read(f"retrain/{name}")
+        assert [h["loss"] for h in found["history"]] == pytest.approx([h["loss"] for h in wanted["history"]], rel=1e-4)
+        assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-3)
+        for key, tensor in one.tensors(f"retrain/{name}").items():
+            torch.testing.assert_close(two.tensors(f"retrain/{name}")[key], tensor, rtol=1e-2, atol=1e-2, msg=key)
+    with TrialStore(one.path("trials.sqlite")) as wanted_store, TrialStore(two.path("trials.sqlite")) as store:
+        assert [t.widths for t in store.trials()] == [t.widths for t in wanted_store.trials()]
+
+
+def test_two_processes_go_on_with_a_run_and_say_what_is_wrong_once(finished: dict[str, Run]) -> None:
+    """The first holds the folder's lock for both."""
+    run = finished["torchrun"]
+    run.remove("search")
+    run.remove("report")
+    before = run.read("compare")
+    again = run_processes.run(run.folder.parent, "torchrun", "--resume", str(run.folder))
+    assert again.returncode == 0, again.stderr[-4000:]
+    assert run.done("search")
+    assert run.done("report")
+    assert run.read("compare") == before
+    taken = run_processes.run(run.folder.parent, "torchrun")
+    assert taken.returncode != 0
+    assert f"{run.folder} holds a run already: resume it with --resume, or choose another folder" in " ".join(
+        taken.stderr.replace("│", " ").split()
+    )
 
 
 def test_alone() -> None:

@@ -158,7 +158,28 @@ def test_small_space_is_exhausted_and_said_so() -> None:
     widths = every(space)
     feasible = int((costs["flops"](widths) <= 0.6 * costs["flops"](space.max)[0]).sum())
     assert len(result.trials) == feasible
-    assert result.notes == (f"the search ended after {feasible} of 200 evaluations: it found no other widths",)
+    assert result.notes == (f"all {feasible} configurations within the budgets were scored",)
+    assert result.best is not None
+    within = widths[costs["flops"](widths) <= 0.6 * costs["flops"](space.max)[0]]
+    assert result.best.score == max(Concave(space).score(row) for row in within)
+
+
+def test_enumeration_asks_for_neighbours_together_and_says_where_it_stops() -> None:
+    space, costs = chain(length=2, groups=3)
+    config = SearchConfig(strategy="enumerate", evaluations=4)
+    result = search(space, Concave(space), ["flops=100%"], costs, config)
+    assert [t.widths for t in result.trials] == [tuple(row) for row in every(space)[:4].tolist()]
+    assert {t.generation for t in result.trials} == {1}
+    assert result.notes == ("the first 4 configurations within the budgets were scored: allow more for all of them",)
+
+
+def test_a_space_too_large_to_enumerate_is_refused() -> None:
+    space, costs = chain(length=8, groups=8)
+    with pytest.raises(BcnetError) as error:
+        search(space, Concave(space), ["flops=50%"], costs, SearchConfig(strategy="enumerate"))
+    assert str(error.value) == (
+        f"this space has {space.size:,} configurations, but at most 1,000,000 can be enumerated: search by evolution"
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,6 +236,6 @@ def test_settings_survive_json() -> None:
 def test_unknown_strategy_and_engine_are_refused() -> None:
     with pytest.raises(BcnetError) as error:
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(strategy="luck"))
-    assert str(error.value) == "unknown strategy 'luck': choose from evolution, greedy, random, uniform"
+    assert str(error.value) == "unknown strategy 'luck': choose from evolution, greedy, random, uniform, enumerate"
     with pytest.raises(BcnetError, match=r"^unknown executor 'cloud': choose here or ray$"):
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(executor="cloud"))

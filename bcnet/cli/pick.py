@@ -14,10 +14,7 @@ from bcnet.cli.stage import print_run
 
 def pick(
     run: Annotated[Path, options.RUN],
-    budget: Annotated[
-        str,
-        typer.Option(metavar="NAME=VALUE", help="What the network may cost: flops=40%, params=3M, latency=4ms, ..."),
-    ],
+    budget: Annotated[str, typer.Option(metavar="NAME=VALUE", help="What it may cost: flops=40%, params=3M, ...")],
     device: Annotated[str | None, options.DEVICE] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -29,7 +26,7 @@ def pick(
 
     RunFolder.open(run)
     parent = Run(run, device)
-    with interruptible("run the same command again"), shown() as screen, parent.lock():
+    with interruptible("go on with the same command"), shown() as screen, parent.lock():
         parent.listener = screen
         target = pipeline.pick(parent, budget)
     print_run(target, "report", as_json)

@@ -13,6 +13,7 @@ from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
     from bcnet.run.recipe import Recipe
+    from bcnet.run.session import Run
 
 START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "score", "least")
 """Keys whose defaults depend on where networks start."""
@@ -47,7 +48,8 @@ def run(
     With nothing said, a small network on the embedded digits is slimmed to half its FLOPs.
     """
     from bcnet.run.pipeline import check_stage
-    from bcnet.run.session import Run, command_line, facts
+    from bcnet.run.session import Run
+    from bcnet.training import distributed
 
     check_stage(until)
     if log not in ("", "tensorboard"):
@@ -69,15 +71,22 @@ def run(
         "seed": seed,
     }
     chosen = _changed(_base(model, data, recipe), changes, settings or [])
-    begun = Run(out if out is not None else _new_folder(chosen), device)
+    distributed.start(cpu=device == "cpu")
+    begun = Run(distributed.decide(lambda: out if out is not None else _new_folder(chosen)), device)
     with begun.lock():
-        Run.create(begun.folder, chosen, facts(command_line(), chosen, str(begun.device)))
+        distributed.decide(lambda: _create(begun, chosen))
     try:
         work(begun, until, as_json, log=log)
     except BcnetError:
         if not begun.done("trace"):
             begun.abandon()
         raise
+
+
+def _create(run: Run, recipe: Recipe) -> None:
+    from bcnet.run.session import command_line, facts
+
+    type(run).create(run.folder, recipe, facts(command_line(), recipe, str(run.device)))
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -101,10 +110,10 @@ def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def _changed(base: Recipe, changes: dict[str, Any], settings: list[str]) -> Recipe:
+def _changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
     """``base`` with what the command line says; files and folders by their full path, so that it works anywhere."""
     content = base.to_dict()
-    given = {key: value for key, value in changes.items() if value is not None}
+    given = {key: value for key, value in options.items() if value is not None}
     if "start" in given and given["start"] != content["start"]:
         content = {key: value for key, value in content.items() if key not in START_DEPENDENT}
     if "targets" in given and "budgets" not in given:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,7 @@ STAGES = {
     "given": "Score the network of a run as it is given, and train it first where it has learnt nothing.",
     "train": "Train the supernet of a run.",
     "search": "Search the widths of a run.",
-    "race": "Let the finalists of a run's search race.",
+    "race": "Race the finalists of a run's search.",
     "retrain": "Train what a run found, and what it is compared with.",
     "targets": "Find a slim network for every target of a run.",
     "compare": "Measure the networks of a run side by side.",
@@ -48,14 +48,18 @@ def work(run: Run, until: str, as_json: bool, again: bool = False, log: str = ""
     """Run the stages up to ``until`` and print what there is."""
     from bcnet.run.folder import RunFolder
     from bcnet.run.pipeline import run_stages
-    from bcnet.utils.progress import TensorBoard, shown
+    from bcnet.training import distributed
+    from bcnet.utils.progress import Listener, TensorBoard, shown
 
     RunFolder.open(run.folder)
-    with interruptible(f"go on with `bcnet run --resume {run.folder}`"), shown() as screen, run.lock():
-        run.listener = TensorBoard(screen, run.path(log)) if log else screen
+    first = distributed.main_process()
+    screens = shown() if first else nullcontext(Listener())
+    with interruptible(f"go on with `bcnet run --resume {run.folder}`"), screens as screen, run.lock():
+        run.listener = TensorBoard(screen, run.path(log)) if log and first else screen
         with closing(run.listener):
             run_stages(run, until, again)
-    print_run(run, until, as_json)
+    if first:
+        print_run(run, until, as_json)
 
 
 def print_run(run: Run, until: str, as_json: bool) -> None:

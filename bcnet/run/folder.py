@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import Recipe
+from bcnet.training import distributed
 from bcnet.utils.files import UNFINISHED, clear_errors, tensor_bytes, write_file
 
 FORMAT_VERSION = 1
@@ -85,6 +86,7 @@ class RunFolder:
             self._write_file(f"{name}.safetensors", tensor_bytes(tensors))
         text = json.dumps({"version": FORMAT_VERSION, **result}, indent=1, default=lambda value: value.tolist())
         self._write_file(f"{name}.json", text.encode())
+        distributed.wait()  # until it is there for all processes
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors that were written with a result, on the CPU."""
@@ -99,6 +101,9 @@ class RunFolder:
 
     def remove(self, name: str) -> None:
         """Forget a result, or a folder of them."""
+        distributed.wait()  # until no process reads it any more
+        if not distributed.main_process():
+            return
         for suffix in (".json", ".safetensors"):
             self.path(name + suffix).unlink(missing_ok=True)
         shutil.rmtree(self.path(name), ignore_errors=True)
@@ -107,6 +112,8 @@ class RunFolder:
 
     def abandon(self) -> None:
         """Leave nothing of a run that could not begin, so that its folder can be used for the next try."""
+        if not distributed.main_process():
+            return
         for name in ("run.json", "recipe.yaml", "latency.json", "lock"):
             self.path(name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -114,7 +121,13 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out; the lock ends with this process, however it ends."""
+        """Keep other processes out; the lock ends with this process, however it ends.
+
+        Of several processes that work together, the first one holds it for all.
+        """
+        if not distributed.main_process():
+            yield
+            return
         try:
             import fcntl
         except ImportError:  # Windows
@@ -139,5 +152,7 @@ class RunFolder:
             yield
 
     def _write_file(self, name: str, data: bytes) -> None:
+        if not distributed.main_process():
+            return
         with clear_errors(str(self.folder), RESUME):
             write_file(self.path(name), data)

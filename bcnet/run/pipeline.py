@@ -35,6 +35,7 @@ import errno
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -43,6 +44,7 @@ from bcnet.run import stages
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.session import Run
 from bcnet.run.targets import Target, known_trials, open_target, target_row
+from bcnet.training import distributed
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "trace": (stages.trace_network, "find the width variables"),
@@ -56,6 +58,8 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "export": (stages.export, "export the slim network"),
     "report": (stages.report, "write the report"),
 }
+TOGETHER = ("given", "train", "search", "race", "retrain", "targets")
+"""Stages that several processes share; the others are the first one's alone."""
 
 
 def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
@@ -67,13 +71,16 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
     if until not in names:
         raise BcnetError(f"this run has no stage {until!r:.40}: it has {', '.join(names)}")
     if again:
-        forget(run, until)
+        distributed.decide(lambda: forget(run, until))
     for name in names[: names.index(until) + 1]:
         if not run.done(name):
             stage, about = STAGES[name]
             run.listener.stage(name, about)
             with _threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
-                stage(run)
+                if name in TOGETHER:
+                    stage(run)
+                else:
+                    distributed.decide(partial(stage, run))
 
 
 def stages_of(recipe: Recipe) -> list[str]:

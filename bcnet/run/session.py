@@ -38,6 +38,7 @@ from bcnet.space.importance import Scores, importance, taylor
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
+from bcnet.training import distributed
 from bcnet.training.recalibration import recalibrate
 from bcnet.training.task import Task
 from bcnet.utils.progress import Listener
@@ -52,7 +53,8 @@ class Run(RunFolder):
     def __init__(self, folder: str | Path, device: str | None = None):
         super().__init__(folder)
         begun_on = self.read("run").get("device") if device is None and self.done("run") else None
-        self.device = choose_device(device or begun_on)
+        self.place = distributed.start(cpu=(device or begun_on) == "cpu")
+        self.device = self.place.device if self.place.world > 1 else choose_device(device or begun_on)
         self.listener = Listener()
         self.task_given: Task | None = None
 
@@ -82,7 +84,8 @@ class Run(RunFolder):
     @cached_property
     def data(self) -> Data:
         r = self.recipe
-        return load_data(r.data, val_fraction=r.val_fraction, seed=r.seed, device=self.device, options=r.loading)
+        held = {"val_fraction": r.val_fraction, "seed": r.seed, "options": r.loading}
+        return load_data(r.data, device=self.device, shard=self.place.shard, **held)
 
     @cached_property
     def task(self) -> Task:

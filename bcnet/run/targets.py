@@ -18,6 +18,7 @@ from bcnet.run.folder import RunFolder
 from bcnet.run.session import Run, facts
 from bcnet.search import TrialStore
 from bcnet.search.trial import Trial
+from bcnet.training import distributed
 
 SHARED = ("given", "latency", "train")
 FOLDER = "targets"
@@ -50,14 +51,18 @@ class Target(Run):
 def open_target(parent: Run, budget: str, command: list[str]) -> Target:
     """The target of ``parent`` for ``budget``, begun where it is new."""
     folder = parent.path(FOLDER, folder_name(budget))
-    if not (folder / "run.json").is_file():
-        recipe = parent.recipe.changed(budgets=[budget], targets=[])
-        Run.create(folder, recipe, facts(command, recipe, str(parent.device)))
+    distributed.decide(lambda: _begin(folder, parent, budget, command))
     target = Target(folder, parent)
     if list(target.recipe.budgets) != [budget]:
         held = ", ".join(target.recipe.budgets)
         raise BcnetError(f"{folder} holds the target {held}: remove that folder, or choose another budget")
     return target
+
+
+def _begin(folder: Path, parent: Run, budget: str, command: list[str]) -> None:
+    if not (folder / "run.json").is_file():
+        recipe = parent.recipe.changed(budgets=[budget], targets=[])
+        Run.create(folder, recipe, facts(command, recipe, str(parent.device)))
 
 
 def folder_name(budget: str) -> str:

@@ -61,7 +61,12 @@ class SearchConfig:
     @property
     def by_log_width(self) -> bool:
         """Whether the log-width model decides."""
-        return self.choose == "log-width" and self.strategy in ("evolution", "random")
+        return self.choose == "log-width" and self.strategy in ("evolution", "random", "enumerate")
+
+    @property
+    def room(self) -> int:
+        """How many evaluations are left for the strategy."""
+        return self.evaluations - int(self.by_log_width)
 
     def identity(self) -> dict[str, Any]:
         """The settings that decide which widths are asked for; where they are scored does not, nor does how many

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,13 @@ from bcnet.search.scorers import open_executor
 from bcnet.search.store import TrialStore
 from bcnet.search.strategies import baselines
 from bcnet.search.strategies.base import Strategy
+from bcnet.search.strategies.enumerate import LARGEST, enumerate_all
 from bcnet.search.strategies.greedy import greedy
 from bcnet.search.trial import Trial, best_of, front_of
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
 
-STRATEGIES = ("evolution", "greedy", "random", "uniform")
+STRATEGIES = ("evolution", "greedy", "random", "uniform", "enumerate")
 IDLE_ROUNDS = 100
 
 
@@ -62,10 +63,13 @@ def search(
     ``score`` is a function ``widths (L,) -> float``, higher is better, or an object with a method
     ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
     space where left out. ``initial`` starts evolution from given widths (n, L), or from the prior of a
-    training's losses, rather than at random. With a ``store`` on disk a search that was killed goes
+    training's losses, rather than at random. A space that is no larger than the evaluations allow is
+    scored as a whole instead. With a ``store`` on disk a search that was killed goes
     on where it stopped.
     """
     config = config or SearchConfig()
+    if config.strategy in ("evolution", "random") and config.feasible_only and space.size <= config.room:
+        config, initial = replace(config, strategy="enumerate"), None
     constraints = Constraints(space, costs if costs is not None else getattr(space, "costs", {}), budgets)
     feasibility = constraints.check()
     population, prior = _initial(constraints, config, initial)
@@ -123,9 +127,16 @@ def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
         before = len(ledger)
         scores = ledger.score(widths, generation)
         idle = idle + 1 if len(ledger) == before else 0
-        if ledger.room <= 0 or idle == IDLE_ROUNDS:
+        full = ledger.room <= 0 and bool(np.isnan(scores).any() or config.strategy != "enumerate")
+        if full or idle == IDLE_ROUNDS:
             break
     strategy.close()
+    if config.strategy == "enumerate":
+        return [
+            f"all {len(ledger)} configurations within the budgets were scored"
+            if ended
+            else f"the first {len(ledger)} configurations within the budgets were scored: allow more for all of them"
+        ]
     natural = ended and config.strategy in ("greedy", "uniform")
     if natural or ledger.room <= 0:
         return []
@@ -152,9 +163,19 @@ def _strategy(constraints: Constraints, config: SearchConfig, population: Widths
         from bcnet.search.strategies.evolution import evolution
 
         return evolution(constraints, config, population)
-    plain = {"greedy": greedy, "random": baselines.random, "uniform": baselines.uniform}
+    plain = {
+        "greedy": greedy,
+        "random": baselines.random,
+        "uniform": baselines.uniform,
+        "enumerate": enumerate_all,
+    }
     if config.strategy not in plain:
         raise BcnetError(f"unknown strategy {config.strategy!r}: choose from {', '.join(STRATEGIES)}")
+    if config.strategy == "enumerate" and constraints.space.size > LARGEST:
+        raise BcnetError(
+            f"this space has {constraints.space.size:,} configurations, but at most {LARGEST:,} can be enumerated: "
+            "search by evolution"
+        )
     return plain[config.strategy](constraints, config)
 
 

@@ -4,13 +4,18 @@ The host launches every kernel of a step by itself, some hundreds even for a sma
 it. A CUDA graph is one launch for the way forwards and backwards. It repeats what was recorded: the same kernels on the
 same memory, with the batch and the random numbers (dropout) of the step. Whatever else Python decides in a forward is
 not decided again, so a network that draws random numbers on the host is not recorded, nor one that waits for the GPU.
+
+Autograd adds a gradient on the stream on which its parameter was first used, and that may not be the recorded one: a
+network whose gradients were touched before would spoil the record. So it is recorded on leaves of its own, aliases of
+the parameters that no stream has seen.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,14 +29,14 @@ WARM_UP = 3
 
 
 class CudaGraphStep:
-    """``learn(x, y)``, which sets the gradients of ``parameters`` and gives the losses (p,) of a batch, replayed.
+    """``learn(x, y)``, which sets the gradients of ``network`` and gives the losses (p,) of a batch, replayed.
 
-    Batches of another shape than the one recorded run as they are. So does everything, after a notice, where warming
-    up shows that a step cannot be recorded.
+    Batches of another shape than the one recorded run as they are. So does everything, after a notice, where a step
+    cannot be recorded.
     """
 
-    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], parameters: Iterable[nn.Parameter]):
-        self._learn, self._parameters = learn, list(parameters)
+    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], network: nn.Module):
+        self._learn, self._network = learn, network
         self._seen = 0
         self._possible = True
         self._recorded: _Recorded | None = None
@@ -58,31 +63,62 @@ class CudaGraphStep:
 
     def _record(self, x: Tensor, y: Tensor) -> None:
         try:
-            self._recorded = _Recorded(self._learn, self._parameters, x, y)
+            self._recorded = _Recorded(self._learn, self._network, x, y)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             self._give_up("there is too little memory beside")
-        except RuntimeError as error:  # torch cannot go on after such a failure
+        except RuntimeError as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-            raise BcnetError(
-                f"a step cannot be recorded as a CUDA graph: {reason}; ask for the engine plain"
-            ) from error
+            try:
+                _clean_up(x.device)
+            except RuntimeError:
+                raise BcnetError(
+                    f"a step cannot be recorded as a CUDA graph: {reason}; resume with the engine plain"
+                ) from error
+            self._give_up(f"recording it failed ({reason})")
 
     def _give_up(self, reason: str) -> None:
         self._possible = False
         warnings.warn(f"steps are launched kernel by kernel, not as one CUDA graph: {reason}", stacklevel=4)
 
 
+@contextmanager
+def fresh_leaves(network: nn.Module) -> Iterator[None]:
+    """Run on aliases of the parameters, which share their memory but nothing of autograd's; their gradients go to the
+    parameters at the end."""
+    aliases = {p: nn.Parameter(p.detach(), p.requires_grad) for p in network.parameters()}
+    places = [(m._parameters, name, p) for m in network.modules() for name, p in m._parameters.items() if p is not None]
+    try:
+        for held, name, parameter in places:
+            held[name] = aliases[parameter]
+        yield
+    finally:
+        for held, name, parameter in places:
+            held[name] = parameter
+    for parameter, alias in aliases.items():
+        parameter.grad = alias.grad
+
+
+def _clean_up(device: torch.device) -> None:
+    """After a record that failed: torch's random numbers still wait for its end, so they begin anew (every step sets
+    their seed); raises where the GPU does not work any more."""
+    if device.type == "cuda":
+        generator = torch.cuda.default_generators[device.index or 0]
+        generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
+        torch.rand(1, device=device)
+        torch.cuda.synchronize(device)
+
+
 class _Recorded:
     """One recorded step: its graph and the memory it reads and writes."""
 
-    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor, y: Tensor):
+    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], network: nn.Module, x: Tensor, y: Tensor):
         self.x, self.y = torch.empty_like(x), torch.empty_like(y)
         self.graph = torch.cuda.CUDAGraph()
         # Thread-local: a loader's threads may allocate pinned memory meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"), fresh_leaves(network):
             self.losses = learn(self.x, self.y)
-        self.gradients = [(p, p.grad) for p in parameters]
+        self.gradients = [(p, p.grad) for p in network.parameters()]
 
     def fits(self, x: Tensor, y: Tensor) -> bool:
         pairs = ((self.x, x), (self.y, y))

@@ -9,21 +9,25 @@ SyncBatchNorm runs on GPUs only and is a module; a path needs a function.)
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bcnet.errors import BcnetError
 
+Value = TypeVar("Value")
 PATIENCE = timedelta(seconds=20)
 """How long processes wait for each other before they leave."""
 
@@ -56,6 +60,8 @@ def start(cpu: bool = False) -> Place:
             f"{here} processes were launched on a machine with {torch.cuda.device_count()} GPUs: "
             "launch one for each GPU, or train on the CPU"
         )
+    if dist.is_initialized():
+        return Place(*world(), _device(on_cpu))
     try:
         from accelerate import Accelerator
     except ImportError:
@@ -63,6 +69,10 @@ def start(cpu: bool = False) -> Place:
     accelerator = Accelerator(cpu=on_cpu)
     atexit.register(leave)
     return Place(accelerator.process_index, accelerator.num_processes, accelerator.device)
+
+
+def _device(on_cpu: bool) -> torch.device:
+    return torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
 
 
 def leave() -> None:
@@ -78,11 +88,48 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+_working_alone = False
+
+
 def world() -> tuple[int, int]:
     """(rank, number of processes)."""
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_available() and dist.is_initialized() and not _working_alone:
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def main_process() -> bool:
+    """Whether this is the process that writes and speaks."""
+    return world()[0] == 0
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """The others wait meanwhile, so nothing may be sent to them."""
+    global _working_alone
+    before, _working_alone = _working_alone, True
+    try:
+        yield
+    finally:
+        _working_alone = before
+
+
+def decide(make: Callable[[], Value]) -> Value:
+    """What ``make()`` gives in the first process, for all; a mistake of the user's is one in all of them."""
+    if world()[1] == 1:
+        return make()
+    outcome: list[Any] = [None, None]
+    if main_process():
+        with _alone():
+            try:
+                outcome[0] = make()
+            except BcnetError as error:
+                outcome[1] = str(error)
+    dist.broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise BcnetError(outcome[1])
+    found: Value = outcome[0]
+    return found
 
 
 def wait() -> None:
@@ -152,16 +199,59 @@ def batch_norm(
     Scoring needs no messages: every process sees whole batches.
     """
     if training and torch.is_grad_enabled() and world()[1] > 1:
-        normalised: Tensor = _BatchNorm.apply(x, weight, bias, eps)
-        return normalised
+        normalised, batch_mean, batch_var = _BatchNorm.apply(x, weight, bias, eps)
+        if mean is not None and var is not None:
+            mean.lerp_(batch_mean.to(mean.dtype), momentum)
+            var.lerp_(batch_var.to(var.dtype), momentum)
+        found: Tensor = normalised
+        return found
     return torch.ops.aten.batch_norm.default(x, weight, bias, mean, var, training, momentum, eps, cudnn)
 
 
+class _SharedBatchNorm(TorchFunctionMode):
+    """Every batch norm of a plain network, as a module or in its graph, is :func:`batch_norm`."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is F.batch_norm:
+            named = inspect.signature(F.batch_norm).bind(*args, **given)
+            named.apply_defaults()
+            return _as_functional(**named.arguments)
+        return (batch_norm if func is torch.ops.aten.batch_norm.default else func)(*args, **given)
+
+
+def _as_functional(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """:func:`batch_norm` with the arguments of torch.nn.functional's."""
+    enabled = torch.backends.cudnn.enabled
+    return batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, enabled)
+
+
+def shared_batch_norm() -> Any:
+    """While entered, a plain network that trains sees the batch of all processes."""
+    return _SharedBatchNorm() if world()[1] > 1 else nullcontext()
+
+
 class _BatchNorm(torch.autograd.Function):
-    """Batch norm over the batch of all processes: one message forwards, one backwards."""
+    """Batch norm over the batch of all processes: one message forwards, one backwards.
+
+    Also gives the mean and the unbiased variance of that batch.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         from accelerate.utils import gather
 
         axes, shape = _layout(x)
@@ -172,15 +262,18 @@ class _BatchNorm(torch.autograd.Function):
         means, variances, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:]
         total = counts.sum()
         mean = (counts * means).sum(0) / total
-        scale = ((counts * (variances + (means - mean).square())).sum(0) / total + eps).rsqrt()
+        var = (counts * (variances + (means - mean).square())).sum(0) / total
+        scale = (var + eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, scale, total)
         y = (data - mean.view(shape)) * scale.view(shape)
         if weight is not None:
             y = y * weight.view(shape)
-        return (y if bias is None else y + bias.view(shape)).to(x.dtype)
+        unbiased = var * (total / (total - 1).clamp(min=1))
+        ctx.mark_non_differentiable(mean, unbiased)
+        return (y if bias is None else y + bias.view(shape)).to(x.dtype), mean, unbiased
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         from accelerate.utils import reduce
 
         x, weight, mean, scale, total = ctx.saved_tensors

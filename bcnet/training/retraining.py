@@ -227,7 +227,7 @@ class _Retrainer(Loop):
         if config.distillation is not None and teacher is None:
             raise BcnetError("distillation needs a teacher: give the trained full network")
         record = config.engine == "auto" and self.device.type == "cuda" and distributed.world()[1] == 1
-        self.recorded = CudaGraphStep(self._run, network.parameters()) if record else None
+        self.recorded = CudaGraphStep(self._run, network) if record else None
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         if self.parts > 1:
@@ -239,7 +239,7 @@ class _Retrainer(Loop):
         self.optimizer.zero_grad(set_to_none=True)
         losses = []
         for part, target, share in self.split(x, y):
-            with self.autocast():
+            with self.autocast(), distributed.shared_batch_norm():
                 output = self.net(part)
                 loss = self._loss(output, part, target)
             (loss * share).backward()

@@ -1,35 +1,36 @@
 """Scores of some configurations, sharing what they have in common: the tree of :func:`score_all`, its branches pruned.
 
-Configurations are sorted in the order in which the tree chooses variables and walked depth first, so work that a prefix
-shares is done once, with one set of activations for each level. Where configurations have parted, each runs on alone.
+Configurations are walked depth first, so work that a prefix shares is done once, with one set of activations for each
+level; what they need of it is kept for later calls. Where configurations have parted, each runs on alone.
 Shared layers run at the widest of what is not chosen yet: scores differ from those of a path run alone by float32
 rounding (relative 1e-5), and never depend on which other configurations were asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, fx
 
 from bcnet.accel.enumeration.prefix_tree import Tree, Work, grow_tree, shape_of
 from bcnet.accel.enumeration.score_all import peak
 from bcnet.accel.enumeration.walker import Options, Walker
 from bcnet.data.source import Batch, Source
 from bcnet.errors import BcnetError
+from bcnet.space.axis import Size
 from bcnet.space.network import NetworkSpace
 from bcnet.space.widths import Widths
 from bcnet.supernet.scoring import Evaluator, Floats
 from bcnet.supernet.supernet import Supernet
 
 Ranks = NDArray[np.int64]
-SAMPLE = 64
-"""Random configurations for which the shared part is chosen, about as many as a generation of a search has."""
+SAMPLE = 256
+"""Random configurations for which the shared part is chosen, about as many as a search asks for."""
 ELEMENT = 32
 """What an element written to memory costs, in multiply-accumulates: batch norm takes 0.5 to 1 ns for one on a CPU, and
 a convolution 0.02 to 0.03 ns for the other."""
@@ -50,6 +51,7 @@ class SharedEvaluator(Evaluator):
         super().__init__(net, batches, *more, **settings)
         self._options = Options(memory=memory, bf16=self.bf16)
         self._units = [[c // v.unit for c in v.candidates] for v in net.space.variables]
+        self._walkers: list[Walker] = []
         self._tree = None if self.recalibrate else self._grown()
         if self._tree is None:
             self.together = Evaluator.together
@@ -67,7 +69,9 @@ class SharedEvaluator(Evaluator):
         ranks = self._ranks(tree, self.net.space.sample(np.random.default_rng(0), SAMPLE))
         self._tail = best_tail(self.net.space, tree, self._units, ranks)
         x, _ = next(self._loaded())
-        return tree if peak(self._walker(tree, "left", dry=True), x) <= self._options.memory else None
+        room = self._options.memory - peak(self._walker(tree, "left", dry=True), x)
+        self._prefixes = Prefixes(tree, room)
+        return tree if room >= 0 else None
 
     def _walker(self, tree: Tree, side: Any, dry: bool = False) -> Walker:
         return Walker(self.net, tree, self._units, side, self._options, dry, self._tail)
@@ -99,34 +103,80 @@ class SharedEvaluator(Evaluator):
     def _measure_shared(self, rows: Sequence[Widths], table: Floats) -> Iterator[float]:
         assert self._tree is not None
         ranks = self._ranks(self._tree, np.stack(rows))
-        walkers = [self._walker(self._tree, side) for side in self.net.sides]
+        if not self._walkers:  # kept, as they hold every slice of the weights that was needed
+            self._walkers = [self._walker(self._tree, side) for side in self.net.sides]
         total = torch.zeros(table.shape, dtype=torch.float64, device=self.device)
         count = 0
         for number, (x, y) in enumerate(self._loaded(), 1):
-            for s, walker in enumerate(walkers):
-                for row, output in walk(walker, x, ranks):
+            for s, walker in enumerate(self._walkers):
+                for row, output in walk(walker, x, ranks, self._prefixes, number):
                     total[row, s] += len(x) * self._judged(output, y)
             count += len(x)
             yield number / len(self.batches)
         table[:] = (total / count).cpu().numpy()
 
 
-def walk(walker: Walker, x: Tensor, ranks: Ranks) -> Iterator[tuple[int, Tensor]]:
-    """The row of each of ``ranks`` (n, L), candidates in the tree's order, and its output on ``x``."""
+class Prefixes:
+    """What was computed for prefixes and is needed after them, at most ``room`` bytes; what lay unused longest goes."""
 
-    def descend(rows: NDArray[np.intp], depth: int) -> Iterator[tuple[int, Tensor]]:
+    def __init__(self, tree: Tree, room: int):
+        self._tree, self._room = tree, room
+        self._held: dict[tuple[object, ...], dict[fx.Node, Any]] = {}
+
+    def keep(self, key: tuple[object, ...], values: dict[fx.Node, Any], level: int) -> None:
+        """Of ``values`` at ``level``, what later levels read."""
+        of = self._tree.level_of
+        self._held[key] = {
+            node: value
+            for node, value in values.items()
+            if node is self._tree.output or any(of.get(user, -1) > level for user in node.users)
+        }
+        self._room -= _bytes(self._held[key])
+        while self._room < 0:
+            self._room += _bytes(self._held.pop(next(iter(self._held))))
+
+    def get(self, key: tuple[object, ...]) -> dict[fx.Node, Any] | None:
+        found = self._held.pop(key, None)
+        if found is not None:
+            self._held[key] = found
+        return found
+
+
+def _bytes(values: dict[fx.Node, Any]) -> int:
+    return sum(t.untyped_storage().nbytes() for t in values.values() if isinstance(t, Tensor))
+
+
+def walk(walker: Walker, x: Tensor, ranks: Ranks, kept: Prefixes, batch: int) -> Iterator[tuple[int, Tensor]]:
+    """The row of each of ``ranks`` (n, L), candidates in the tree's order, and its output on ``x``.
+
+    ``kept`` has what earlier walks on this ``batch`` came upon.
+    """
+    keys = [(batch, walker.side, *row) for row in ranks.tolist()]
+
+    def stand(key: tuple[object, ...], compute: Callable[[], None]) -> None:
+        found = kept.get(key)
+        if found is not None:
+            walker.values.update(found)
+        else:
+            compute()
+            kept.keep(key, walker.values, len(key) - 2)
+
+    def descend(rows: list[int], depth: int) -> Iterator[tuple[int, Tensor]]:
         if depth == walker.tail:
             for row in rows:
                 walker.choose_rest(ranks[row, depth:])
-                yield int(row), walker.output
+                yield row, walker.output
             return
-        for rank in np.unique(ranks[rows, depth]):
-            walker.choose(depth, int(rank))
-            yield from descend(rows[ranks[rows, depth] == rank], depth + 1)
+        for rank in sorted({int(ranks[row, depth]) for row in rows}):
+            some = [row for row in rows if ranks[row, depth] == rank]
+            walker.take(depth, rank)
+            stand(keys[some[0]][: depth + 3], lambda level=depth + 1: walker.run(level))
+            yield from descend(some, depth + 1)
         walker.leave(depth)
 
-    walker.start(x)
-    yield from descend(np.arange(len(ranks)), 0)
+    stand(keys[0][:2], lambda: walker.start(x))
+    yield from descend(list(range(len(ranks))), 0)
+    walker.values.clear()
 
 
 def best_tail(space: NetworkSpace, tree: Tree, units: Sequence[Sequence[int]], ranks: Ranks) -> int:
@@ -137,23 +187,33 @@ def best_tail(space: NetworkSpace, tree: Tree, units: Sequence[Sequence[int]], r
     for level, works in enumerate(tree.levels):
         prefixes = np.unique(chosen[:, :level], axis=0)
         rows = np.hstack([prefixes, np.tile(widest[level:], (len(prefixes), 1))])
-        shared.append(sum(_operations(space, tree, work, rows) for work in works))
+        # Of siblings, a running sum computes the widest only; the others are its parts.
+        last = np.ones(len(rows), dtype=bool)
+        if level:
+            last[:-1] = (rows[1:, : level - 1] != rows[:-1, : level - 1]).any(axis=1)
+        shared.append(sum(_operations(space, tree, work, rows, last) for work in works))
         alone.append(sum(_operations(space, tree, work, chosen) for work in works))
     totals = [sum(shared[: tail + 1]) + sum(alone[tail + 1 :]) for tail in range(len(tree.order) + 1)]
     return int(np.argmin(totals))
 
 
-def _operations(space: NetworkSpace, tree: Tree, work: Work, rows: NDArray[np.int64]) -> float:
-    """Of one node for one image, summed over units (n, L) in the tree's order."""
+def _operations(
+    space: NetworkSpace, tree: Tree, work: Work, rows: NDArray[np.int64], last: NDArray[np.bool_] | None = None
+) -> float:
+    """Of one node for one image, summed over units (n, L) in the tree's order; ``last`` are those whose products are
+    counted where these are shared."""
     axes = space.coupling.axes.get(space.graph.state_of.get(getattr(work.args.get("weight"), "name", ""), ""))
-    shape, kernel = shape_of(work.node), 0
+    shape = shape_of(work.node)
+    outputs = np.full(len(rows), prod(shape[1:]))
+    if work.layout is not None:
+        outputs = outputs // shape[work.layout.dim] * _sizes(work.layout.axis.size, tree, rows)
+    found = ELEMENT * float(outputs.sum())
     if axes is not None and len(axes) > 1:
-        kernel = prod(shape_of(work.args["weight"])[2:])
-    found = 0.0
-    for row in rows:
-        at = [int(row[tree.place[v]]) for v in range(len(row))]
-        outputs = prod(shape[1:])
-        if work.layout is not None:
-            outputs = outputs // shape[work.layout.dim] * work.layout.axis.size.at(at)
-        found += outputs * (ELEMENT + (kernel and kernel * axes[1].size.at(at)))
+        products = outputs * prod(shape_of(work.args["weight"])[2:]) * _sizes(axes[1].size, tree, rows)
+        found += float(products.sum() if last is None or work.contracts is None else products[last].sum())
     return found
+
+
+def _sizes(size: Size, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A size at units (n, L) in the tree's order: (n,)."""
+    return np.array([size.at([int(row[tree.place[v]]) for v in range(len(row))]) for row in rows])

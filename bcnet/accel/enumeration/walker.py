@@ -92,24 +92,28 @@ class Walker:
         """Begin with a batch ``x`` (n, C, H, W): everything that depends on no width."""
         x = x if self.dtype is None else x.to(self.dtype)
         self.values = {self._input: x.contiguous(memory_format=torch.channels_last) if self.fused else x}
-        self._run(0)
+        self.run(0)
 
     def choose(self, depth: int, rank: int) -> None:
         """Give the variable ``tree.order[depth]`` its candidate ``rank``, in ascending order.
 
         Candidates may be left out, but not by the fused steps, which make all of them with the first.
         """
+        self.take(depth, rank)
+        self.run(depth + 1)
+
+    def take(self, depth: int, rank: int) -> None:
+        """As :meth:`choose`, but nothing is computed."""
         variable = self.tree.order[depth]
         self.rank[depth] = rank
         self.units[variable] = self.candidates[variable][rank]
-        self._run(depth + 1)
 
     def choose_rest(self, ranks: Sequence[int]) -> None:
         """Give the variables after the ``tail`` first ones their candidates, one rank for each."""
         for variable, rank in zip(self.tree.order[self.tail :], ranks, strict=True):
             self.units[variable] = self.candidates[variable][rank]
         for level in range(self.tail + 1, len(self._levels)):
-            self._run(level)
+            self.run(level)
         for variable in self.tree.order[self.tail :]:
             self.units[variable] = self.widest[variable]
 
@@ -146,7 +150,7 @@ class Walker:
         found: Tensor = self.values[self.tree.output]
         return found
 
-    def _run(self, level: int) -> None:
+    def run(self, level: int) -> None:
         self._forget(level)
         for step in self._levels[level]:
             self.values[step.node] = step.run()

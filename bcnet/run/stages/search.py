@@ -19,6 +19,7 @@ from bcnet.search.noise import tells_apart
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
 from bcnet.supernet.loss_log import LossLog
+from bcnet.training import distributed
 from bcnet.training.inherit import CutScorer
 
 SCREENED = 4
@@ -39,7 +40,7 @@ def find(run: Run) -> None:
         _choose_balanced(run, notes, start)
         return
     scorer.by = ranked_by
-    with TrialStore(run.path("trials.sqlite")) as store:
+    with _open_store(run) as store:
         result = search(
             run.space,
             scorer,
@@ -108,6 +109,21 @@ def _choose_balanced(run: Run, notes: list[str], start: float) -> None:
             store.add([best])
     found = {"best": best.to_dict(), "front": [], "evaluations": 0, "hits": 0, "prior": None, "log_width": None}
     _write(run, {**found, "reference": {}}, notes, run.recipe.rank_by, start)
+
+
+def _open_store(run: Run) -> TrialStore:
+    """The trials of the run; of several processes, the first alone writes them, and the others begin with a copy."""
+
+    def stored() -> list[Trial]:
+        with TrialStore(run.path("trials.sqlite")) as store:
+            return list(store.trials())
+
+    trials = distributed.decide(stored) if distributed.world()[1] > 1 else []
+    if distributed.main_process():
+        return TrialStore(run.path("trials.sqlite"))
+    store = TrialStore()
+    store.add(trials)
+    return store
 
 
 def choose_known(run: Run, trials: Sequence[Trial]) -> None:
