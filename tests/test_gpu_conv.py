@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
+pytest.importorskip("triton", reason="triton is not installed")
 
 PRELUDE = """
 import numpy as np, torch

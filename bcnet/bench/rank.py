@@ -1,6 +1,6 @@
-"""How well a supernet ranks networks: train it, score every widths of the space, compare with the table.
+"""How well a supernet ranks networks: train it, score every configuration of the space, compare with the table.
 
-The supernet is trained on CIFAR-10 without a part of its training images; every widths is scored on that
+The supernet is trained on CIFAR-10 without a part of its training images; every configuration is scored on that
 held-out part and, beside it, on the test images as the paper's authors did. The table is looked at once, at the end.
 """
 

@@ -22,7 +22,7 @@ from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
 from bcnet.training.retraining import Distillation, RandomBaseline
-from bcnet.utils.settings import BelowOne, Count, checked, sentence
+from bcnet.utils.settings import BelowOne, Count, Positive, checked, sentence
 
 FORMAT_VERSION = 1
 Compared = Literal[
@@ -46,21 +46,15 @@ class Prior:
     after: BelowOne = 0.0
 
 
+@checked
 @dataclass(frozen=True)
 class Healing:
     """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
     and batch-norm statistics of ``calibration`` training batches."""
 
-    steps: int = 30
-    lr: float = 0.02
-    calibration: int = 8
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.calibration < 1:
-            name = "steps" if self.steps < 1 else "calibration"
-            raise BcnetError(f"{name} is {getattr(self, name)}, but it must be at least 1")
-        if not 0 < self.lr < float("inf"):
-            raise BcnetError(f"lr is {self.lr}, but it must be positive")
+    steps: Count = 30
+    lr: Positive = 0.02
+    calibration: Count = 8
 
 
 class Recipe(BaseModel):
