@@ -57,12 +57,12 @@ def run_all(
     run = Run(out if out is not None else _new_folder(chosen), device)
     with run.lock():
         Run.create(run.folder, chosen, facts(command_line(), chosen, str(run.device)))
-    try:
-        _work(run, until, as_json)
-    except BcnetError:
-        if not run.done("trace"):
-            run.abandon()
-        raise
+        try:
+            _work(run, until, as_json)
+        except BcnetError:
+            if not run.done("trace"):
+                run.abandon()
+            raise
 
 
 def _refuse(given: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 trace → train → search → retrain → compare → export → report. A run folder holds::
 
     recipe.yaml              the exact recipe: `bcnet run --recipe RUN/recipe.yaml` repeats the run
-    run.json                 versions, command, seed, commit, machine, date
+    run.json                 versions, command, seed, commit, machine, date, and the recipe again
     latency.json             the table of latencies that was measured, where a budget names latency
     trace.json              width variables, budgets, feasibility, widths and costs of the full and smallest network
     train.json               the supernet's method and history (epoch, loss, rate)
@@ -19,8 +19,10 @@ trace → train → search → retrain → compare → export → report. A run 
     checkpoints/             training that is not finished; removed when it is
     lock                     the process at work
 
-A stage is done when its JSON is there. A run that was stopped anywhere goes on with the first stage that is not, and
-within training and search where the last checkpoint or trial was; on a CPU it ends bit for bit as if never stopped.
+A stage is done when its JSON is there, and it, its tensors and its files have the digests it keeps
+(:mod:`bcnet.run.folder`); what is damaged or missing is made again, with a note (:mod:`bcnet.run.mending`). A run
+that was stopped anywhere goes on with the first stage that is not done, and within training and search where the last
+checkpoint or trial was; on a CPU it ends bit for bit as if never stopped.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import torch
 
 from bcnet.errors import BcnetError
 from bcnet.run import stages
+from bcnet.run.mending import mend
 from bcnet.run.session import Run
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
@@ -48,12 +51,14 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
 
 
 def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
-    """Run every stage up to ``until`` that is not done yet; ``again`` forgets that one and all after it first.
+    """Run every stage up to ``until`` that is not done yet or is damaged; ``again`` forgets that one and all after it
+    first.
 
     The caller holds ``run.lock()``.
     """
     check_stage(until)
     names = list(STAGES)
+    mend(run, names, forget)
     if again:
         forget(run, until)
     for name in names[: names.index(until) + 1]:

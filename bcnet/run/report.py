@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> 
     """Write the report of a run to ``out``, or to report.html in its folder."""
     opened = run if isinstance(run, RunFolder) else RunFolder.open(run)
     path = opened.path("report.html") if out is None else Path(out)
-    page = render(report_data(opened))
+    page = _page(opened)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, "utf-8")
@@ -30,14 +32,32 @@ def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> 
     return path
 
 
+def _page(run: RunFolder) -> str:
+    data = report_data(run)
+    with _of_one_run(run):
+        return render(data)
+
+
 def report_data(run: RunFolder | str | Path) -> ReportData:
     """The data of a run whose networks were compared; the export is shown where there is one."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     parts = {name: folder.read(name) for name in ("run", "trace", "train", "search", "compare")}
-    try:
+    with _of_one_run(folder):
         return _assembled(folder, **parts)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise BcnetError(f"a result in {folder.folder} is damaged or of another version: {error!r}") from error
+
+
+@contextmanager
+def _of_one_run(folder: RunFolder) -> Iterator[None]:
+    """Results may each be as they should be and yet not belong together."""
+    try:
+        yield
+    except BcnetError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as error:
+        raise BcnetError(
+            f"the results in {folder.folder} do not belong together ({type(error).__name__}: {error!s:.80}): "
+            "repeat the run with its recipe.yaml in another folder"
+        ) from error
 
 
 def _assembled(
@@ -50,7 +70,7 @@ def _assembled(
 ) -> ReportData:
     rows = {row["name"]: row for row in compare["networks"]}
     accuracy = all("top5" in row for row in rows.values())
-    with TrialStore(folder.path("trials.sqlite"), must_exist=True) as store:
+    with TrialStore(folder.path("trials.sqlite"), read_only=True) as store:
         trials = store.trials()
     in_python = folder.recipe.model == PYTHON
     histories = {name: folder.read(f"retrain/{name}")["history"] for name in rows}
@@ -70,7 +90,7 @@ def _assembled(
         supernet_scores=search["supernet"],
         supernet_curve=_curve("supernet", train["history"]),
         retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),
-        recipe=folder.path("recipe.yaml").read_text("utf-8"),
+        recipe=folder.recipe_text,
         command=shlex.join(run["command"]),
         repeat=_IN_PYTHON if in_python else f"bcnet run --recipe {shlex.quote(str(folder.path('recipe.yaml')))}",
         facts=_facts(run, train, search),

@@ -30,6 +30,7 @@ from bcnet.latency.table import LatencyTable, measure_table
 from bcnet.models.load import LoadedModel, load_model
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
+from bcnet.run.weights import fill
 from bcnet.search.constraints import Budget, Constraints, parse_budget
 from bcnet.space.cost import Cost
 from bcnet.space.network import NetworkSpace, trace
@@ -45,7 +46,7 @@ class Run(RunFolder):
 
     def __init__(self, folder: str | Path, device: str | None = None):
         super().__init__(folder)
-        begun_on = self.read("run").get("device") if device is None and self.done("run") else None
+        begun_on = (self.glance("run") or {}).get("device") if device is None else None
         self.device = choose_device(device or begun_on)
         self.listener = Listener()
         self.task_given: Task | None = None
@@ -116,7 +117,7 @@ class Run(RunFolder):
     def network(self, name: str = "found") -> nn.Module:
         """A retrained network by name (``found``, ``uniform``, ``full``, ``random``), in evaluation mode."""
         network = self.fresh(self.read(f"retrain/{name}")["widths"])
-        network.load_state_dict(self.tensors(f"retrain/{name}"))
+        fill(network, self.tensors(f"retrain/{name}"), self.path("retrain", f"{name}.safetensors"))
         if self.recipe.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return network.eval()
@@ -125,7 +126,7 @@ class Run(RunFolder):
         """The trained supernet, in evaluation mode."""
         net = self.fresh_supernet()
         state = {k.removeprefix("net."): t for k, t in self.tensors("train").items() if k.startswith("net.")}
-        net.load_state_dict(state)
+        fill(net, state, self.path("train.safetensors"))
         if self.recipe.channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net.eval()

@@ -11,7 +11,6 @@ states) into the two things ``save`` takes, and ``unpack`` turns what ``load`` g
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from safetensors.torch import save as write_tensors
 from torch import Tensor
 
 from bcnet.errors import BcnetError
+from bcnet.utils.files import digest, flush_folder, read_regular
 
 FORMAT_VERSION = 1
 KEPT = 2
@@ -41,14 +41,39 @@ class _Damaged(Exception):
     """Why one checkpoint cannot be read."""
 
 
-def save(folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+class NoCheckpoint(BcnetError):
+    """There are checkpoints, but none of them can be read (``cause``)."""
+
+    def __init__(self, cause: str):
+        super().__init__(f"{cause}; remove the folder to start anew")
+        self.cause = cause
+
+
+Place = tuple[int, int]
+"""Which folder it is, whatever its name: device and inode."""
+
+
+def prepare(folder: str | Path) -> Place:
+    """Make ``folder`` where it is missing, and tell which one it is."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        found = os.stat(folder)
+    except OSError as error:
+        raise BcnetError(_cause(error, Path(folder))) from error
+    return found.st_dev, found.st_ino
+
+
+def save(folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any], place: Place | None = None) -> Path:
     """Write a checkpoint into ``folder`` and give its path; of older ones the newest is kept.
 
-    ``state`` must be JSON as it stands: texts as keys, no tuples (:func:`pack` sees to that).
+    ``state`` must be JSON as it stands: texts as keys, no tuples (:func:`pack` sees to that). With ``place``, which
+    :func:`prepare` gave, a folder that was removed or replaced meanwhile is not written to.
     """
     folder = Path(folder)
+    if place is not None and not (folder.is_dir() and prepare(folder) == place):
+        raise BcnetError(f"{folder} was removed or replaced during the training: begin it anew")
     contents = {_TENSORS: write_tensors({name: _own(t) for name, t in tensors.items()}), _STATE: _to_json(state)}
-    files = {name: {"bytes": len(data), "sha256": _checksum(data)} for name, data in contents.items()}
+    files = {name: {"bytes": len(data), "sha256": digest(data)} for name, data in contents.items()}
     contents[_MANIFEST] = _to_json({"format": "bcnet.checkpoint", "version": FORMAT_VERSION, "files": files})
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +102,7 @@ def load(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if problems:
             warnings.warn(f"in {folder} {', '.join(problems)}; {path.name} was loaded instead", stacklevel=2)
         return found
-    raise BcnetError(f"no checkpoint in {folder} can be read: {', '.join(problems)}; remove the folder to start anew")
+    raise NoCheckpoint(f"no checkpoint in {folder} can be read: {', '.join(problems)}")
 
 
 def exists(folder: str | Path) -> bool:
@@ -93,23 +118,12 @@ def _write(temporary: Path, path: Path, contents: dict[str, bytes]) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        _flush_folder(temporary)
+        flush_folder(temporary)
         os.replace(temporary, path)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the names in a folder durable; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -120,7 +134,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name in (_TENSORS, _STATE):
         data = _bytes(path / name)
         try:
-            whole = manifest["files"][name] == {"bytes": len(data), "sha256": _checksum(data)}
+            whole = manifest["files"][name] == {"bytes": len(data), "sha256": digest(data)}
         except (KeyError, TypeError):
             whole = False
         if not whole:
@@ -135,7 +149,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise _Damaged(f"is damaged ({path.name}: {error.strerror})") from None
 
@@ -160,10 +174,6 @@ def _to_json(value: dict[str, Any]) -> bytes:
 def _own(tensor: Tensor) -> Tensor:
     """A contiguous copy on the CPU; safetensors takes no two tensors that share memory."""
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-
-
-def _checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -78,6 +78,7 @@ class Loop(ABC):
         self.history: History = []
         self.sum, self.step = torch.zeros((), dtype=torch.float64, device=self.device), 0
         self.parts = 1
+        self._place: checkpoint.Place | None = None
         self.per_epoch = len(source)
         if not self.per_epoch:
             raise BcnetError("the training set gives no batch: it is empty or smaller than one batch")
@@ -109,8 +110,10 @@ class Loop(ABC):
 
     def run(self, progress: Callable[[Progress], None] | None = None, epochs: int | None = None) -> None:
         """Train to the end of the schedule, or of its first ``epochs``; goes on where a checkpoint is."""
-        if self.folder is not None and checkpoint.exists(self.folder):
-            self.restore(self.folder)
+        if self.folder is not None:
+            self._place = checkpoint.prepare(self.folder)
+            if checkpoint.exists(self.folder):
+                self._resume(self.folder)
         if not distributed.agree(self.step, self.device):
             raise BcnetError(f"the processes found different checkpoints: {self.folder} must be one folder for all")
         self.net.train()
@@ -252,13 +255,29 @@ class Loop(ABC):
     def _save(self) -> None:
         self._check_weights()
         if distributed.world()[0] == 0 and self.folder is not None:
-            checkpoint.save(self.folder, *checkpoint.pack(self._tree()))
+            checkpoint.save(self.folder, *checkpoint.pack(self._tree()), self._place)
+
+    def _resume(self, folder: Path) -> None:
+        try:
+            self.restore(folder)
+        except checkpoint.NoCheckpoint as error:
+            warnings.warn(f"{error.cause}; the training begins anew", stacklevel=3)
 
     def restore(self, folder: Path) -> None:
         """Go on from the newest checkpoint in ``folder``."""
         tree = checkpoint.unpack(*checkpoint.load(folder))
         if tree.get("shape") != self.identity():
             raise BcnetError(f"the checkpoint in {folder} is of another network: choose another folder")
+        try:
+            self._take_back(tree)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, BcnetError):
+                raise
+            raise BcnetError(
+                f"the checkpoint in {folder} does not fit this training: remove the folder to start anew"
+            ) from error
+
+    def _take_back(self, tree: dict[str, Any]) -> None:
         self.net.load_state_dict(tree["net"])
         self.optimizer.load_state_dict(tree["optimizer"])
         for parameter, kept in self.optimizer.state.items():

@@ -1,0 +1,88 @@
+"""Files that may come from strangers, and files that must be there as a whole or not at all.
+
+Reading looks before it leaps: a pipe would hang, a device never ends, and a large file fills the memory, so only
+regular files up to a stated size are opened. All refusals are ``OSError`` with a ``strerror`` fit for a sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK = 2**20
+
+
+def open_regular(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
+    """A regular file of at most ``most`` bytes, opened for reading; a link to one will do."""
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for a writer that may never come.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except ValueError as error:  # a NUL in its name
+        raise OSError(errno.EINVAL, str(error)) from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file")
+        if most is not None and found.st_size > most:
+            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, where at most {most:,} are read")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """The content of a regular file of at most ``most`` bytes."""
+    with open_regular(path, most) as file:
+        size = os.fstat(file.fileno()).st_size
+        return file.read(size)  # no more than that, even where it grows meanwhile
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of ``data``, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a regular file, read piece by piece."""
+    found = hashlib.sha256()
+    with open_regular(path) as file:
+        for piece in _pieces(file):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(CHUNK):
+        yield piece
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file under another name, flush it to the disk and rename it; its folder must be there."""
+    temporary = path.with_name(f".writing-{path.name}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        flush_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable; Windows has no such call and needs none."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
