@@ -68,6 +68,8 @@ class Loop(ABC):
         self.net, self.source, self.config = net, source, config
         self.recipe = config.optimisation
         self.folder = None if folder is None else Path(folder)
+        if not any(p.requires_grad for p in net.parameters()):
+            raise BcnetError("all parameters of the network are frozen: set requires_grad of those to be trained")
         self.device = next(net.parameters()).device
         tune_allocator()
         if config.channels_last:
@@ -122,10 +124,11 @@ class Loop(ABC):
         for number, (x, y) in enumerate(self._batches(steps)):
             if number == 0:
                 self.check(x, y)
+            step = self._step if number else self._first_step
             rate = self.recipe.rate(self.step, self.per_epoch)
             set_rate(self.optimizer, rate)
             torch.manual_seed(step_seed(self.config.seed, self.step))
-            losses = self._step(x, y)
+            losses = step(x, y)
             self.step += 1
             recent.append(losses)
             if self.step % CHECK_EVERY == 0 or self.step == steps:
@@ -181,6 +184,17 @@ class Loop(ABC):
             self.average.update()
         self.sum += losses.mean()
         return losses
+
+    def _first_step(self, x: Tensor, y: Tensor) -> Tensor:
+        """What cannot work at all, such as inputs of another type than the weights, fails here."""
+        try:
+            return self._step(x, y)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            if isinstance(error, BcnetError) or (isinstance(error, RuntimeError) and out_of_memory(error)):
+                raise
+            cause = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            form = f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+            raise BcnetError(f"the first training step, on inputs of {form}, fails: {cause}") from error
 
     def _learn_within_memory(self, x: Tensor, y: Tensor) -> Tensor:
         """Run a batch in halves, quarters, ... where it does not fit into memory as a whole."""
