@@ -76,11 +76,11 @@ def _entries(content: bytes) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        raise BcnetError(f"{twice!r:.60} stands twice in one JSON object")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise BcnetError(f"{name[:60]!r} stands twice in one JSON object")
+        found[name] = value
     return found
 
 

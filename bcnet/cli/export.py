@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bcnet.cli.console import JSON_OPTION, console, print_json
+from bcnet.cli.console import JSON_OPTION, TRUST_OPTION, console, print_json, require_trust
 
 
 def export_network(
@@ -17,6 +17,7 @@ def export_network(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference from PyTorch, relative to outputs above 1.")
     ] = 1e-3,
+    trust: Annotated[bool, TRUST_OPTION] = False,
     as_json: Annotated[bool, JSON_OPTION] = False,
 ) -> None:
     """Export the network that a run found, check it on real inputs, and time it beside the original."""
@@ -24,6 +25,7 @@ def export_network(
     from bcnet.run.session import Run
 
     opened = Run(Run.open(run).folder, device="cpu")
+    require_trust(opened.recipe.model, trust)
     result = export_run(opened, to, out, tolerance)
     if as_json:
         print_json(result)

@@ -100,15 +100,15 @@ def _changed(
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
-    import yaml
+    from bcnet.utils.yaml_text import parse_yaml
 
     key, equals, text = setting.partition("=")
     if not equals:
         raise BcnetError(f"--set {setting!r:.60} must read key=value, such as supernet.epochs=30")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise BcnetError(f"the value of --set {setting!r:.60} is no YAML") from None
+        value = parse_yaml(text)
+    except BcnetError as error:
+        raise BcnetError(f"--set {key:.40}: {error}") from None
     *groups, last = key.strip().split(".")
     for group in groups:
         if not isinstance(content.get(group), dict):
@@ -119,11 +119,13 @@ def _set(content: dict[str, Any], setting: str) -> None:
 
 def _absolute(spec: str) -> str:
     """``kind:folder`` and ``file.py:name`` with the full path."""
+    from bcnet.utils.files import full_path
+
     kind, colon, rest = spec.partition(":")
     if colon and kind in ("cifar10", "imagefolder") and rest:
-        return f"{kind}:{Path(rest).expanduser().resolve()}"
+        return f"{kind}:{full_path(rest)}"
     path, colon, name = spec.rpartition(":")
-    return f"{Path(path).resolve()}:{name}" if colon and path.endswith(".py") else spec
+    return f"{full_path(path)}:{name}" if colon and path.endswith(".py") else spec
 
 
 def _new_folder(recipe: Recipe) -> Path:

@@ -226,7 +226,6 @@ class LoaderSource:
             check_labels(y, self._classes)
         return x, y
 
-
     def _check_form(self, x: Tensor) -> None:
         """One type and one number of channels throughout; height and width may vary."""
         form = str(x.dtype).removeprefix("torch."), x.shape[1] if x.dim() > 1 else 1

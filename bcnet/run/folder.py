@@ -23,7 +23,7 @@ from bcnet.errors import BcnetError
 from bcnet.run.lock import FolderLock
 from bcnet.run.recipe import Recipe
 from bcnet.run.schema import SCHEMAS, fault
-from bcnet.utils.files import digest, digest_file, read_regular, write_whole
+from bcnet.utils.files import digest, digest_file, read_regular, usable, write_whole
 
 FORMAT_VERSION = 2
 LARGEST_RESULT = 2**26  # bytes of JSON; a latency table of a large network has some 10^6
@@ -43,7 +43,7 @@ class RunFolder:
     """Results by name: ``trace`` is RUN/trace.json, ``retrain/found`` is RUN/retrain/found.json and so on."""
 
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
+        self.folder = usable(Path(folder))
         self._lock = FolderLock(self.folder)
 
     @classmethod

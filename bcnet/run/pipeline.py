@@ -38,6 +38,7 @@ from bcnet.errors import BcnetError
 from bcnet.run import stages
 from bcnet.run.mending import mend
 from bcnet.run.session import Run
+from bcnet.utils.random_state import kept_random_state
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "trace": (stages.trace_network, "find the width variables"),
@@ -50,6 +51,7 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
 }
 
 
+@kept_random_state()
 def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
     """Run every stage up to ``until`` that is not done yet or is damaged; ``again`` forgets that one and all after it
     first.

@@ -89,7 +89,7 @@ class Recipe(BaseModel):
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     channels_last: bool = True
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=256)
     seed: int = Field(default=0, ge=0, lt=2**31)
 
     @model_validator(mode="before")

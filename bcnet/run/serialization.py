@@ -2,12 +2,12 @@
 
 ``widths.json`` names the source of the original network (zoo, timm or torchvision; a class of your own is given
 again when it is loaded), the width of every variable, the input and the normalisation it was trained with. Nothing
-that a file says is ever run: a source that is a Python file must be given as a callable, too.
+that a file says is ever run: a source that is a Python file must be given as a callable, too. A file may come from
+strangers, so sizes are bounded and compared before anything of such a size is made.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -22,12 +22,16 @@ from safetensors.torch import save as write_tensors
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+from bcnet.run.weights import fill, finite
 from bcnet.space.network import NetworkSpace, trace
+from bcnet.utils.files import digest, open_regular, read_regular, write_whole
+from bcnet.utils.random_state import kept_random_state
 
 FORMAT_VERSION = 1
 DESCRIPTION, WEIGHTS = "widths.json", "weights.safetensors"
 LARGEST_DESCRIPTION = 2**24  # bytes; far more than the widths of any network need
 NAMED_SOURCES = ("zoo", "timm", "torchvision")
+MOST_INPUT = 2**21  # values of one input, 3 x 836 x 836; to find the widths, the original is run on it
 
 
 @dataclass(frozen=True)
@@ -62,30 +66,42 @@ def save(folder: str | Path, network: nn.Module, description: Description) -> Pa
     """Write ``network`` to ``folder``: first its weights, then ``widths.json``, which tells whether they are whole."""
     folder = Path(folder)
     tensors = {name: _own(tensor) for name, tensor in network.state_dict().items()}
+    if odd := next((name for name, tensor in tensors.items() if not finite(tensor)), None):
+        raise BcnetError(f"the network cannot be saved: {odd!r} holds values that are infinite or no numbers")
     weights = write_tensors(tensors)
     contents = {
         "format": "bcnet.network",
         "version": FORMAT_VERSION,
         **asdict(description),
-        "weights": {"file": WEIGHTS, "bytes": len(weights), "sha256": hashlib.sha256(weights).hexdigest()},
+        "weights": {"file": WEIGHTS, "bytes": len(weights), "sha256": digest(weights)},
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / WEIGHTS, weights)
-        _replace(folder / DESCRIPTION, json.dumps(contents, indent=2).encode())
+        write_whole(folder / WEIGHTS, weights)
+        write_whole(folder / DESCRIPTION, json.dumps(contents, indent=2).encode())
     except OSError as error:
         raise BcnetError(f"the network cannot be written to {folder}: {error.strerror or error}") from None
     return folder
 
 
-def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+@kept_random_state()
+def load(
+    folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None, *, most_input: int = MOST_INPUT
+) -> nn.Module:
     """The network that was saved to ``folder``, ready for use (in evaluation mode, on the CPU).
 
     The original of a network from the zoo, timm or torchvision is built from its name; for any other give ``model``,
-    the original network or a function that returns it.
+    the original network or a function that returns it. It is run on an input of the size that was saved, which may
+    have ``most_input`` values.
     """
     folder = Path(folder)
     found = describe(folder)
+    largest = max(math.prod(shape) for shape in found.inputs)
+    if largest > most_input:
+        raise BcnetError(
+            f"the network in {folder} takes inputs of {largest:,} values, for which much memory may be needed: "
+            f"pass most_input={largest} if you trust the file"
+        )
     tensors = _weights(folder)
     space = _space(folder, found, model)
     if list(space.names) != list(found.widths):
@@ -101,7 +117,7 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
             f"parameters, {WEIGHTS} holds {held:,}"
         )
     network = space.build(widths, grow=True)
-    _fill(network, tensors, folder)
+    fill(network, tensors, folder / WEIGHTS)
     return network.eval()
 
 
@@ -154,15 +170,18 @@ def _space(folder: Path, found: Description, model: nn.Module | Callable[[], nn.
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    path = folder / WEIGHTS
+    path, expected = folder / WEIGHTS, _json(folder).get("weights")
+    size = expected.get("bytes") if isinstance(expected, dict) else None
+    if not isinstance(expected, dict) or not _whole(size, 2**40):
+        raise BcnetError(f"'weights' in {folder / DESCRIPTION} must have bytes and sha256: export the network again")
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            data = file.read(found) if found == size else b""
     except OSError as error:
         raise BcnetError(f"cannot read {path}: {error.strerror}") from None
-    expected = _json(folder).get("weights")
-    if not isinstance(expected, dict) or expected.get("sha256") != hashlib.sha256(data).hexdigest():
-        was = expected.get("bytes") if isinstance(expected, dict) else None
-        how = f"it has {len(data)} bytes rather than {was}" if was != len(data) else "its checksum differs"
+    if found != size or digest(data) != expected.get("sha256"):
+        how = f"it has {found} bytes rather than {size}" if found != size else "its checksum differs"
         raise BcnetError(f"{path} was damaged or exchanged after it was saved ({how}): export the network again")
     try:
         return read_tensors(data)
@@ -170,28 +189,10 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         raise BcnetError(f"{path} is no safetensors file: export the network again") from None
 
 
-def _fill(network: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Give ``network`` the saved weights, all of them and no others."""
-    state = network.state_dict()
-    names = [*(n for n in state if n not in tensors), *(n for n in tensors if n not in state)]
-    if names:
-        where = "the file" if names[0] in state else "the network"
-        raise BcnetError(f"{folder} does not fit its network: {names[0]!r} is missing in {where}")
-    for name, tensor in state.items():
-        if tensor.shape != tensors[name].shape:
-            raise BcnetError(
-                f"the widths and the weights in {folder} do not belong together: {name!r} is "
-                f"{tuple(tensors[name].shape)} in {WEIGHTS}, but {tuple(tensor.shape)} by {DESCRIPTION}"
-            )
-    network.load_state_dict(tensors, strict=True)
-
-
 def _json(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     try:
-        if path.stat().st_size > LARGEST_DESCRIPTION:
-            raise BcnetError(f"{path} is over {LARGEST_DESCRIPTION:,} bytes, too large for a list of widths")
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path, LARGEST_DESCRIPTION))
     except OSError as error:
         raise BcnetError(f"there is no saved network in {folder} ({path.name}: {error.strerror})") from None
     except (ValueError, RecursionError):
@@ -204,12 +205,6 @@ def _json(folder: Path) -> dict[str, Any]:
 def _own(tensor: Tensor) -> Tensor:
     """A contiguous copy on the CPU; safetensors takes no two tensors that share memory."""
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.unfinished")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
 
 
 def _some(names: Any) -> str:

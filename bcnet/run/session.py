@@ -39,6 +39,7 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.training.task import Task
 from bcnet.utils.display import Listener
 from bcnet.utils.provenance import commit, package_version
+from bcnet.utils.random_state import kept_random_state
 
 
 class Run(RunFolder):
@@ -114,6 +115,7 @@ class Run(RunFolder):
         """A network at ``widths`` with the weights that this run's seed draws."""
         return self._seeded().build(np.asarray(widths)).to(self.device)
 
+    @kept_random_state()
     def network(self, name: str = "found") -> nn.Module:
         """A retrained network by name (``found``, ``uniform``, ``full``, ``random``), in evaluation mode."""
         network = self.fresh(self.read(f"retrain/{name}")["widths"])
@@ -122,6 +124,7 @@ class Run(RunFolder):
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return network.eval()
 
+    @kept_random_state()
     def supernet(self) -> Supernet:
         """The trained supernet, in evaluation mode."""
         net = self.fresh_supernet()
@@ -148,6 +151,8 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise BcnetError(f"unknown device {name!r:.40}: say cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BcnetError(f"bcnet does not run on the device {name!r:.40}: say cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BcnetError(f"torch finds no device {name} on this machine: say cpu, or mend the driver")
     return device

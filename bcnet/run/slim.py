@@ -22,10 +22,12 @@ from bcnet.run.pipeline import run_stages
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.session import Run, facts
 from bcnet.training.task import Task
+from bcnet.utils.random_state import kept_random_state
 
 Given = Recipe | Mapping[str, Any] | str | Path | None
 
 
+@kept_random_state()
 def slim(
     model: nn.Module,
     example: Tensor,
@@ -111,6 +113,10 @@ class Result:
 
 
 def _recipe(given: Given, budget: str | Sequence[str]) -> Recipe:
+    if not isinstance(budget, (str, Sequence)):
+        raise BcnetError(f"budget is {budget!r:.40}, but it must be a text such as 'flops=50%', or a list of such")
+    if not isinstance(given, (Recipe, Mapping, str, os.PathLike, type(None))):
+        raise BcnetError(f"recipe is {given!r:.40}, but it must be a recipe, its name or file, or the keys to change")
     here = {"model": PYTHON, "data": PYTHON, "budgets": [budget] if isinstance(budget, str) else list(budget)}
     if isinstance(given, (str, os.PathLike)):
         given = Recipe.read(given)
@@ -120,6 +126,10 @@ def _recipe(given: Given, budget: str | Sequence[str]) -> Recipe:
 
 
 def _source(model: nn.Module, example: Tensor, device: torch.device, task: Task | None) -> LoadedModel:
+    if not isinstance(model, nn.Module):
+        raise BcnetError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not isinstance(task, (Task, type(None))):
+        raise BcnetError(f"task must be a bcnet.Task, not {type(task).__name__}")
     if not isinstance(example, Tensor) or example.ndim < 2:
         raise BcnetError("example must be one batch of inputs, such as torch.randn(1, 3, 32, 32)")
     own = copy.deepcopy(model).to(device)

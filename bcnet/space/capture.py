@@ -101,6 +101,9 @@ def _check(model: nn.Module, example: Tensor | Sequence[Tensor]) -> tuple[Tensor
         raise BcnetError(f"expected a torch.nn.Module, but got {type(model).__name__}")
     if not inputs or not all(isinstance(t, Tensor) and t.dim() for t in inputs):
         raise BcnetError("the example input must be a batch of inputs as a tensor, or a tuple of such tensors")
+    odd = next((name for name in model.state_dict() if any(sign in name for sign in '"\\\n\r')), None)
+    if odd is not None:
+        raise BcnetError(f"{odd!r:.80} has a quote, backslash or line end in its name: rename that layer")
     devices = {str(p.device) for p in model.parameters()}
     here = {str(t.device) for t in inputs}
     if devices and len(devices | here) > 1:

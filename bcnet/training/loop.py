@@ -122,8 +122,6 @@ class Loop(ABC):
         steps, saved = (epochs or self.recipe.epochs) * self.per_epoch, time.monotonic()
         recent: list[Tensor] = []
         for number, (x, y) in enumerate(self._batches(steps)):
-            if number == 0:
-                self.check(x, y)
             step = self._step if number else self._first_step
             rate = self.recipe.rate(self.step, self.per_epoch)
             set_rate(self.optimizer, rate)
@@ -188,6 +186,7 @@ class Loop(ABC):
     def _first_step(self, x: Tensor, y: Tensor) -> Tensor:
         """What cannot work at all, such as inputs of another type than the weights, fails here."""
         try:
+            self.check(x, y)
             return self._step(x, y)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, BcnetError) or (isinstance(error, RuntimeError) and out_of_memory(error)):

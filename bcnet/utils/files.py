@@ -1,7 +1,7 @@
 """Files that may come from strangers, and files that must be there as a whole or not at all.
 
 Reading looks before it leaps: a pipe would hang, a device never ends, and a large file fills the memory, so only
-regular files up to a stated size are opened. All refusals are ``OSError`` with a ``strerror`` fit for a sentence.
+regular files up to a stated size are opened. These refusals are ``OSError`` with a ``strerror`` fit for a sentence.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from bcnet.errors import BcnetError
 
 CHUNK = 2**20
 
@@ -41,6 +43,25 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
     with open_regular(path, most) as file:
         size = os.fstat(file.fileno()).st_size
         return file.read(size)  # no more than that, even where it grows meanwhile
+
+
+def full_path(path: str) -> Path:
+    """``path`` from the root on, with the home folder that ``~`` or ``~NAME`` stands for."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, a loop of links
+        raise BcnetError(f"{path!r:.80} is no path: {str(error).rstrip('.')}") from None
+
+
+def usable(path: Path) -> Path:
+    """``path`` itself, or a :class:`BcnetError` where no file system can have such a name."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise BcnetError(f"cannot use {str(path)!r:.80}: {getattr(error, 'strerror', None) or error}") from None
+    return path
 
 
 def digest(data: bytes) -> str:
