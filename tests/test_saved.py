@@ -53,8 +53,11 @@ def copied(own, tmp_path):
 
 
 def edit(folder, **changes):
+    """Change the description and put its digest right, as a stranger can."""
     path = folder / "widths.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    content = {**json.loads(path.read_text()), **changes}
+    del content["sha256"]
+    path.write_text(json.dumps({**content, "sha256": bcnet.run.serialization.digest_of(content)}))
 
 
 def test_network_of_the_zoo_comes_back_from_its_name(tmp_path):
@@ -161,6 +164,14 @@ def test_truncated_description(copied):
     assert str(error.value) == f"{path} is no JSON text, perhaps cut short: export the network again"
 
 
+def test_a_description_that_was_changed(copied):
+    path = copied / "widths.json"
+    path.write_text(path.read_text().replace("2.0", "2.5"))
+    with pytest.raises(BcnetError) as error:
+        load(copied, model=Own)
+    assert str(error.value) == f"{path} was changed after it was saved: export the network again"
+
+
 def test_edited_width(copied):
     edit(copied, widths={"first": 5})
     with pytest.raises(BcnetError, match=r"does not fit its network: 'first.weight' is \(6, 3, 3, 3\) in the file"):
@@ -191,7 +202,7 @@ def test_networks_of_other_packages_come_back_from_their_name(spec, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("version", 9, "has format version 9, but this bcnet reads 1"),
+        ("version", 9, "has format version 9, but this bcnet reads 2"),
         ("format", "other", "describes no network of bcnet: give the folder of an export"),
         ("widths", {"first": "6"}, "must be a map of width variables to whole numbers"),
         ("widths", {"first": 10**9}, "must be a map of width variables to whole numbers"),

@@ -7,7 +7,7 @@ seeds, means that are the means. ``std`` must be there but is not compared, as i
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,4 +103,4 @@ def _fault(key: str, entry: Any, first: Any) -> str | None:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -233,7 +233,7 @@ def _unknown(place: Iterable[str | int]) -> str:
     known = [f.name for f in fields(owner)] if is_dataclass(owner) else list(Recipe.model_fields)
     near = difflib.get_close_matches(last[:80], known, n=1, cutoff=0.6)
     guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    return f"unknown key {'.'.join([*path, last])}: {guess}"
+    return f"unknown key {'.'.join([*path, last]):.80}: {guess}"
 
 
 _GROUPS: dict[str, Any] = {

@@ -27,7 +27,7 @@ from bcnet.space.network import NetworkSpace, trace
 from bcnet.utils.files import digest, open_regular, read_regular, write_whole
 from bcnet.utils.random_state import kept_random_state
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DESCRIPTION, WEIGHTS = "widths.json", "weights.safetensors"
 LARGEST_DESCRIPTION = 2**24  # bytes; far more than the widths of any network need
 NAMED_SOURCES = ("zoo", "timm", "torchvision")
@@ -75,10 +75,12 @@ def save(folder: str | Path, network: nn.Module, description: Description) -> Pa
         **asdict(description),
         "weights": {"file": WEIGHTS, "bytes": len(weights), "sha256": digest(weights)},
     }
+    plain = json.loads(json.dumps(contents))
+    whole = {**plain, "sha256": digest_of(plain)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / WEIGHTS, weights)
-        write_whole(folder / DESCRIPTION, json.dumps(contents, indent=2).encode())
+        write_whole(folder / DESCRIPTION, json.dumps(whole, indent=2).encode())
     except OSError as error:
         raise BcnetError(f"the network cannot be written to {folder}: {error.strerror or error}") from None
     return folder
@@ -121,6 +123,11 @@ def load(
     return network.eval()
 
 
+def digest_of(contents: dict[str, Any]) -> str:
+    """The digest of a description, whatever the order and layout of its JSON."""
+    return digest(json.dumps(contents, sort_keys=True).encode())
+
+
 def describe(folder: str | Path) -> Description:
     """What ``widths.json`` in ``folder`` says, checked."""
     folder = Path(folder)
@@ -131,6 +138,8 @@ def describe(folder: str | Path) -> Description:
         raise BcnetError(
             f"{folder} has format version {data.get('version')!r:.20}, but this bcnet reads {FORMAT_VERSION}"
         )
+    if data.pop("sha256", None) != digest_of(data):
+        raise BcnetError(f"{folder / DESCRIPTION} was changed after it was saved: export the network again")
     for key, (meaning, fits) in _FIELDS.items():
         if key not in data:
             raise BcnetError(f"{folder / DESCRIPTION} has no {key!r}: export the network again")

@@ -153,9 +153,10 @@ class TrialStore:
 
     def settings(self) -> dict[str, Any]:
         """What :meth:`claim` stored."""
+        rows = self._whole()[0]
         try:
-            return {str(key): json.loads(value) for key, value in self._whole()[0] if key not in ("version", "sum")}
-        except (TypeError, RecursionError, json.JSONDecodeError):
+            return {str(key): json.loads(value) for key, value in rows if key not in ("version", "sum")}
+        except (TypeError, RecursionError, ValueError):
             raise self._damaged("its settings cannot be read") from None
 
     def add(self, trials: Iterable[Trial]) -> None:
