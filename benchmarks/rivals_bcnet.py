@@ -3,9 +3,9 @@
     python benchmarks/rivals_bcnet.py --base DIR --data DIR --out OURS.json [--plans PLAN.json] [--seconds 150]
 
 A search by what is left after some steps of healing (``--steps 0``: by the bare cut), from rules of thumb and random
-configurations that the bare cut screens; its choice by the log-width model, its best single score, and one threshold over all layers by two criteria.
-For every network of ``--plans`` the two opinions, cut and healed, are noted as well: they cost a second each and tell
-how well the opinions rank.
+configurations that the bare cut screens; its choice by the log-width model, its best single score, and one threshold
+over all layers by two criteria. For every network of ``--plans`` the two opinions, cut and healed, are noted as well:
+they cost a second each and tell how well the opinions rank.
 """
 
 from __future__ import annotations

@@ -200,12 +200,12 @@ def test_recipe_list_and_show() -> None:
 
 
 def test_recipe_check(recipe_file: Path, tmp_path: Path) -> None:
-    good = run("recipe", "check", str(recipe_file))
+    good = run("recipe", "check", str(recipe_file), "--trust")
     assert good.exit_code == 0, good.stderr
     assert good.stdout.startswith(f"{recipe_file} is in order: ")
     bad = tmp_path / "bad.yaml"
     content = yaml.safe_load(recipe_file.read_text())
     bad.write_text(yaml.safe_dump({**content, "budgets": ["flops=0.001%"]}))
-    assert error("recipe", "check", str(bad)).startswith("budget flops=0.001% is impossible: ")
+    assert error("recipe", "check", str(bad), "--trust").startswith("budget flops=0.001% is impossible: ")
     bad.write_text(yaml.safe_dump({**content, "sed": 3}))
     assert error("recipe", "check", str(bad)) == f"{bad}: unknown key sed: did you mean seed?"

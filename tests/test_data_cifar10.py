@@ -238,7 +238,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "Ran out of input"),
+        (b"", "pickle exhausted before seeing STOP"),
         (b"no pickle", None),
         (pickle.dumps([1, 2]), "it lacks data or labels"),
         (pickle.dumps({"data": [1], "labels": [1]}), "it lacks data or labels"),
@@ -314,3 +314,10 @@ def test_the_real_cifar10_test_set() -> None:
     assert rows[:8, 0].tolist() == [3, 8, 8, 0, 6, 6, 1, 6]
     means = rows[:, 1:].reshape(-1, 3, 1024).mean(axis=(0, 2))
     assert np.abs(means - cifar10_module.MEAN).max() < 1.5
+
+
+def test_a_pickle_that_asks_for_gigabytes_is_refused(tmp_path: Path) -> None:
+    write_pickled(tmp_path)
+    (tmp_path / "data_batch_1").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")
+    told = message(lambda: load_data(f"cifar10:{tmp_path}", options=SMALL))
+    assert told.endswith("is no batch of CIFAR-10's Python version: it asks for more memory than it can need")

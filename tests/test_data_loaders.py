@@ -105,6 +105,19 @@ class Endless(IterableDataset[int]):
         ([None], "a loader must give batches (x, y) of two tensors: wrap it, or set its collate_fn"),
         ([{"x": 1, "y": 2}], "a loader must give batches (x, y) of two tensors: wrap it, or set its collate_fn"),
         ([(torch.zeros(2), torch.zeros(3))], "a loader gave 2 inputs with 3 labels in one batch"),
+        ([(torch.zeros(()), torch.zeros(3))], "a loader gave no batch of inputs with 3 labels in one batch"),
+        (
+            [(torch.zeros(0, 3), torch.zeros(0))],
+            "a loader gave a batch without a single input: leave such batches out",
+        ),
+        (
+            [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 4), torch.zeros(2))],
+            "a loader gave inputs of float32 with 4 channels after some of float32 with 3: all must be alike",
+        ),
+        (
+            [(torch.zeros(2, 3), torch.zeros(2)), (torch.zeros(2, 3).double(), torch.zeros(2))],
+            "a loader gave inputs of float64 with 3 channels after some of float32 with 3: all must be alike",
+        ),
         ([(torch.zeros(2), torch.tensor([0, 7]))], "label 7 is out of range: 7 classes have labels 0..6"),
         ([(torch.zeros(2), torch.tensor([0, -1]))], "label -1 is out of range: 7 classes have labels 0..6"),
     ],
@@ -115,12 +128,33 @@ def test_bad_loaders(train: Any, message: str) -> None:
     assert str(error.value) == message
 
 
-def test_an_epoch_of_a_loader_that_ends_early() -> None:
-    class Short:
+def test_a_loader_that_gives_less_than_it_says_is_refused() -> None:
+    class Once:
+        """An iterator in disguise: nothing is left for a second pass."""
+
+        def __init__(self) -> None:
+            self.pairs = iter([(torch.zeros(1, 2), torch.zeros(1))] * 5)
+
         def __len__(self) -> int:
             return 5
 
         def __iter__(self) -> Any:
-            return iter([(torch.zeros(1), torch.zeros(1))] * 2)
+            return self.pairs
 
-    assert len(batches(from_loaders(Short(), Short()).train)) == 2
+    data = from_loaders(Once(), Once())
+    assert len(batches(data.val)) == 5
+    with pytest.raises(BcnetError) as error:
+        batches(data.val)
+    assert str(error.value) == (
+        "a loader promised 5 batches but gave 0: it must give all of them on every pass, as a list or a DataLoader does"
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 1])
+def test_values_that_are_no_numbers_are_not_scored_on(value: float, place: int) -> None:
+    pair = [torch.zeros(2, 3), torch.zeros(2, 1)]
+    pair[place][1, 0] = value
+    with pytest.raises(BcnetError) as error:
+        batches(from_loaders([tuple(pair)], [tuple(pair)]).val)
+    assert str(error.value) == "a loader for scoring gave values that are infinite or no numbers: clean its data"

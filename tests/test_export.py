@@ -27,7 +27,8 @@ def run(tmp_path_factory) -> Run:
     Run.create(folder, recipe, facts(["bcnet", "run"], recipe, "cpu"))
     run = Run(folder, device="cpu")
     widths = [(low + high) // 2 for low, high in zip(run.space.min, run.space.max, strict=True)]
-    run.write("retrain/found", {"widths": widths}, run.fresh(widths).state_dict())
+    found = {"name": "found", "scored_on": "test", "score": 0.9, "loss": 0.3, "history": [], "widths": widths}
+    run.write("retrain/found", {**found, "costs": run.cost_of(widths)}, run.fresh(widths).state_dict())
     run.write("retrain", {"networks": ["found"], "chosen": "found"})
     return run
 
@@ -142,4 +143,4 @@ def test_unfinished_run(run, tmp_path):
     Run.create(tmp_path / "new", recipe, facts(["bcnet"], recipe, "cpu"))
     result = terminal.run("export", str(tmp_path / "new"))
     assert result.exit_code == 2
-    assert result.stderr == (f"error: {tmp_path}/new has no retrain.json yet: `bcnet run --resume {tmp_path}/new`\n")
+    assert result.stderr == f"error: {tmp_path}/new has no retrain.json yet: resume the run to have it made\n"

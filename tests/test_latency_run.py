@@ -78,7 +78,7 @@ def test_an_impossible_latency_is_refused_and_leaves_the_folder_free(tmp_path: P
     path = tmp_path / "tiny.yaml"
     path.write_text(tinyrun.recipe(tmp_path, budgets=["latency=1us"]).to_yaml())
     out = tmp_path / "runs"
-    for command in (["run", "--recipe", str(path), "--out", str(out)], ["recipe", "check", str(path)]):
+    for command in (["run", "--recipe", str(path), "--out", str(out)], ["recipe", "check", str(path), "--trust"]):
         result = run(*command)
         assert result.exit_code == 2
         text = " ".join(result.stderr.split())

@@ -253,3 +253,27 @@ def test_batches_are_divided_where_memory_ends() -> None:
     plain.load_state_dict(net.state_dict())
     assert evaluate(net, data().val)["loss"] == pytest.approx(evaluate(plain, data().val)["loss"], rel=1e-5)
     assert evaluate(net, data().val)["score"] > 0.9
+
+
+class Nothing:
+    """A source that has nothing left to give."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def batches(self, epoch: int, start: int = 0, device: Any = None) -> Any:
+        return iter(())
+
+
+def test_what_is_no_number_is_no_result() -> None:
+    net = toy.network()
+    with pytest.raises(BcnetError) as error:
+        evaluate(net, Nothing())
+    assert str(error.value) == "there is nothing to evaluate on: the data gave no batches"
+    odd = Task(F.cross_entropy, lambda output, target: output[:, 0] * float("nan"))
+    with pytest.raises(BcnetError, match=r"^the score of the network on \d+ samples is nan: the data or the weights"):
+        evaluate(net, data().val, odd)
+    with torch.no_grad():
+        net[0].weight.fill_(float("inf"))
+    with pytest.raises(BcnetError, match=r"^the loss of the network on \d+ samples is nan: the data or the weights"):
+        evaluate(net, data().val)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
+import os
 
 import pytest
 import torch
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as write_tensors
 from torch import nn
 
 import bcnet.run.serialization
@@ -48,8 +53,11 @@ def copied(own, tmp_path):
 
 
 def edit(folder, **changes):
+    """Change the description and put its digest right, as a stranger can."""
     path = folder / "widths.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    content = {**json.loads(path.read_text()), **changes}
+    del content["sha256"]
+    path.write_text(json.dumps({**content, "sha256": bcnet.run.serialization.digest_of(content)}))
 
 
 def test_network_of_the_zoo_comes_back_from_its_name(tmp_path):
@@ -156,9 +164,17 @@ def test_truncated_description(copied):
     assert str(error.value) == f"{path} is no JSON text, perhaps cut short: export the network again"
 
 
+def test_a_description_that_was_changed(copied):
+    path = copied / "widths.json"
+    path.write_text(path.read_text().replace("2.0", "2.5"))
+    with pytest.raises(BcnetError) as error:
+        load(copied, model=Own)
+    assert str(error.value) == f"{path} was changed after it was saved: export the network again"
+
+
 def test_edited_width(copied):
     edit(copied, widths={"first": 5})
-    with pytest.raises(BcnetError, match=r"do not belong together: 'first.weight' is \(6, 3, 3, 3\) in"):
+    with pytest.raises(BcnetError, match=r"does not fit its network: 'first.weight' is \(6, 3, 3, 3\) in the file"):
         load(copied, model=Own)
 
 
@@ -186,7 +202,7 @@ def test_networks_of_other_packages_come_back_from_their_name(spec, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("version", 9, "has format version 9, but this bcnet reads 1"),
+        ("version", 9, "has format version 9, but this bcnet reads 2"),
         ("format", "other", "describes no network of bcnet: give the folder of an export"),
         ("widths", {"first": "6"}, "must be a map of width variables to whole numbers"),
         ("widths", {"first": 10**9}, "must be a map of width variables to whole numbers"),
@@ -209,3 +225,74 @@ def test_nothing_is_written_where_nothing_can_be(own, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BcnetError, match="cannot write the network in "):
         save(tmp_path / "file", own[1], own[2])
+
+
+def resaved(folder, change):
+    """Change the weights and put a right checksum over them, as a stranger can."""
+    path = folder / "weights.safetensors"
+    data = write_tensors(change(read_tensors(path.read_bytes())))
+    path.write_bytes(data)
+    edit(folder, weights={"file": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: {**t, "last.bias": t["last.bias"].double()},
+            "does not fit its network: 'last.bias' is of float64 in the file, but of float32 in the network",
+        ),
+        (
+            lambda t: {**t, "last.bias": t["last.bias"] * float("nan")},
+            "holds weights that are infinite or no numbers: 'last.bias' has some",
+        ),
+        (
+            lambda t: {**t, "more": torch.ones(1)},
+            "does not fit its network: 'more' is missing in the network",
+        ),
+    ],
+)
+def test_other_weights_with_a_right_checksum(copied, change, message):
+    resaved(copied, change)
+    with pytest.raises(BcnetError) as error:
+        load(copied, model=Own)
+    assert str(error.value) == f"{copied / 'weights.safetensors'} {message}"
+
+
+def test_a_network_with_weights_that_are_no_numbers_is_not_saved(own, tmp_path):
+    network = copy.deepcopy(own[1])
+    network.norm.running_mean[2] = float("inf")
+    with pytest.raises(BcnetError) as error:
+        save(tmp_path, network, own[2])
+    assert str(error.value) == (
+        "the network cannot be saved: 'norm.running_mean' holds values that are infinite or no numbers"
+    )
+
+
+def test_a_large_input_is_refused_before_it_is_made(copied):
+    edit(copied, inputs=[[3, 4096, 4096]])
+    with pytest.raises(BcnetError) as error:
+        load(copied, model=Own)
+    assert str(error.value) == (
+        f"the network in {copied} takes inputs of 50,331,648 values, for which much memory may be needed: "
+        "pass most_input=50331648 if you trust the file"
+    )
+
+
+@pytest.mark.parametrize("name", ["widths.json", "weights.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_only_regular_files_are_read(copied, name, kind):
+    path = copied / name
+    path.unlink()
+    {"pipe": os.mkfifo, "device": lambda p: p.symlink_to("/dev/zero"), "folder": os.mkdir}[kind](path)
+    with pytest.raises(BcnetError, match=r"Not a regular file|Is a directory"):
+        load(copied, model=Own)
+
+
+def test_loading_draws_no_random_numbers(own):
+    model = Own()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    load(own[0], model=model)
+    assert torch.equal(torch.rand(3), expected)

@@ -20,6 +20,8 @@ from search_cases import Concave, chain
 
 from bcnet.errors import BcnetError
 from bcnet.search import SearchConfig, SearchResult, TrialStore, search
+from bcnet.search.rows import add_up, row_digest
+from bcnet.search.store import DamagedTrials
 from bcnet.space.widths import Widths
 
 SPACE, COSTS = chain()
@@ -58,7 +60,7 @@ def test_interrupted_search_ends_as_the_uninterrupted_one(tmp_path: Path, strate
         assert len(store.trials()) == after
         resumed = search(SPACE, Stops(-1), ["flops=40%"], COSTS, config, store=store)
         assert found(resumed) == found(whole)
-        assert resumed.hits >= after
+        assert resumed.hits == whole.hits
         assert [dataclasses.replace(t, seconds=0) for t in store.trials()] == [
             dataclasses.replace(t, seconds=0) for t in resumed.trials
         ]
@@ -119,35 +121,115 @@ def test_store_of_another_search_is_refused(tmp_path: Path) -> None:
 
 def test_changed_scorer_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "trials.sqlite"
+    trials = search(SPACE, Concave(SPACE), ["flops=40%"], COSTS, SMALL).trials
     with TrialStore(path) as store:
-        search(SPACE, Concave(SPACE), ["flops=40%"], COSTS, SMALL, store=store)
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE trials SET number = 1000 WHERE number = 3")
-    with (
-        TrialStore(path) as store,
-        pytest.raises(BcnetError, match=r"^the stored trial 1000 is number 3 of this search"),
-    ):
-        search(SPACE, Concave(SPACE), ["flops=40%"], COSTS, SMALL, store=store)
+        store.add([dataclasses.replace(trials[3], number=1000)])
+        with pytest.raises(BcnetError, match=r"^the stored trial 1000 is number 3 of this search"):
+            search(SPACE, Concave(SPACE), ["flops=40%"], COSTS, SMALL, store=store)
 
 
 def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trials.sqlite"
     with pytest.raises(BcnetError, match=rf"^there are no trials at {path}: run a search there first$"):
-        TrialStore(path, must_exist=True)
+        TrialStore(path, read_only=True)
     path.write_text("this is not a database, but it is long enough to look like one" * 20)
-    with pytest.raises(BcnetError) as error:
+    with pytest.raises(DamagedTrials) as error:
         TrialStore(path)
-    assert str(error.value) == (
-        f"cannot open the trials in {path} (file is not a database): "
-        "the trials stored so far are kept; mend that and run the same search again"
-    )
+    sentence = f"the trials in {path} are damaged (file is not a database): remove the file to search anew"
+    assert str(error.value) == sentence
     other = tmp_path / "new.sqlite"
     with TrialStore(other) as store:
         store.claim({})
     with sqlite3.connect(other) as connection:
         connection.execute("UPDATE settings SET value = '7' WHERE key = 'version'")
-    with pytest.raises(BcnetError, match=r"have format version 7, but this bcnet reads 1$"):
+    with pytest.raises(BcnetError, match=r"have format version 7, but this bcnet reads 2: use the bcnet that made"):
         TrialStore(other)
+    with pytest.raises(BcnetError, match=r"^cannot open the trials in .* \(not a regular file\)"):
+        TrialStore("/dev/zero")
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "trials.sqlite"
+    with TrialStore(path) as store:
+        search(SPACE, Stops(-1), ["flops=40%"], COSTS, SMALL, store=store)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("UPDATE trials SET score = 100", "a trial was changed after it was stored"),
+        ("UPDATE trials SET number = 1000 WHERE number = 3", "a trial was changed after it was stored"),
+        ("DELETE FROM trials WHERE number = 119", "rows were changed, added or removed"),
+        ("UPDATE settings SET value = '3' WHERE key = 'seed'", "rows were changed, added or removed"),
+        ("DELETE FROM settings WHERE key = 'sum'", "the sum of its digests is missing"),
+        ("CREATE VIEW more AS SELECT * FROM trials", "it holds other tables"),
+    ],
+)
+def test_changed_trials_are_never_used(stored: Path, change: str, reason: str) -> None:
+    with sqlite3.connect(stored) as connection:
+        connection.execute(change)
+    with pytest.raises(DamagedTrials) as error, TrialStore(stored) as store:
+        search(SPACE, Concave(SPACE), ["flops=40%"], COSTS, SMALL, store=store)
+    assert str(error.value) == f"the trials in {stored} are damaged ({reason}): remove the file to search anew"
+    stored.unlink()  # the advice works
+    with TrialStore(stored) as store:
+        search(SPACE, Stops(-1), ["flops=40%"], COSTS, SMALL, store=store)
+
+
+@pytest.mark.parametrize("column", ["widths", "costs", "score", "generation", "seconds", "failure", "feasible"])
+def test_odd_cells_with_right_digests_are_one_sentence(stored: Path, column: str) -> None:
+    with sqlite3.connect(stored) as connection:
+        connection.execute(f"UPDATE trials SET {column} = x'00ff' WHERE number = 7")
+        rows = connection.execute("SELECT * FROM trials").fetchall()
+        digests = [row_digest(row[:-1]) for row in rows]
+        connection.execute("UPDATE trials SET digest = ? WHERE number = 7", (digests[7],))
+        settings = connection.execute("SELECT key, value FROM settings WHERE key NOT IN ('sum', 'version')").fetchall()
+        total = json.dumps(add_up([*digests, *map(row_digest, settings)]))
+        connection.execute("UPDATE settings SET value = ? WHERE key = 'sum'", (total,))
+    with TrialStore(stored, read_only=True) as store, pytest.raises(DamagedTrials, match=rf"the {column} of "):
+        store.trials()
+
+
+def test_reading_changes_nothing(stored: Path) -> None:
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in stored.parent.iterdir()}
+
+    before = files()
+    with TrialStore(stored, read_only=True) as store:
+        assert len(store.trials()) == 120
+        assert list(files()) == list(before)
+    assert files() == before
+    empty = stored.with_name("empty.sqlite")
+    for content in (b"", b"SQLite format 3"):
+        empty.write_bytes(content)
+        with pytest.raises(BcnetError, match=r"is no file of trials|are damaged \(file is not a database\)"):
+            TrialStore(empty, read_only=True)
+        assert empty.read_bytes() == content
+    foreign = stored.with_name("foreign.sqlite")
+    with sqlite3.connect(foreign) as connection:
+        connection.execute("CREATE TABLE letters (text)")
+    before = files()
+    shown = terminal.run("front", str(foreign))
+    said = f"error: {foreign} is no file of trials: name the folder of a run, or its trials.sqlite\n"
+    assert (shown.exit_code, shown.stderr) == (2, said)
+    assert files() == before
+
+
+def test_trials_of_a_search_at_work_are_read(stored: Path, tmp_path: Path) -> None:
+    """What is in the write-ahead log counts too; where SQLite cannot make its own files beside it, a copy is read."""
+    frozen = tmp_path / "frozen"
+    (frozen / "trials.sqlite-shm").mkdir(parents=True)
+    with TrialStore(stored) as store:
+        first = store.trials()[0]
+        store.add([dataclasses.replace(first, number=500, widths=(1,) * 5)])
+        for path in (stored, stored.with_name("trials.sqlite-wal")):
+            (frozen / path.name).write_bytes(path.read_bytes())
+        with TrialStore(stored, read_only=True) as reader:
+            assert len(reader.trials()) == 121
+    with TrialStore(frozen / "trials.sqlite", read_only=True) as reader:
+        assert len(reader.trials()) == 121
 
 
 def test_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

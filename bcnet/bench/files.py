@@ -10,7 +10,7 @@ from pathlib import Path
 from bcnet.bench.spaces import RELEASED, BenchSpace, get_space
 from bcnet.errors import BcnetError
 from bcnet.space.widths import WidthSpace
-from bcnet.utils.files import checksum, clear_errors, write_file
+from bcnet.utils.files import clear_errors, digest, write_file
 
 REPOSITORY = "https://github.com/xiusu/Channel-Bench-Macro"
 SOURCE = "https://raw.githubusercontent.com/xiusu/Channel-Bench-Macro/HEAD"
@@ -57,10 +57,10 @@ def fetch(space: str | WidthSpace, folder: str | os.PathLike[str] | None = None,
         raise BcnetError(f"space {name!r} has no released table to fetch: name the file of its table instead")
     target = Path(folder or cache_folder()) / wanted.file
     with clear_errors(str(target)):
-        if target.is_file() and checksum(target.read_bytes()) == wanted.sha256:
+        if target.is_file() and digest(target.read_bytes()) == wanted.sha256:
             return target
         content = _download(f"{source}/{wanted.file}")
-        found = checksum(content)
+        found = digest(content)
         if found != wanted.sha256:
             raise BcnetError(
                 f"{source}/{wanted.file} is not the released table (SHA-256 {found[:12]}, expected "

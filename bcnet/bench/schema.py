@@ -7,7 +7,7 @@ seeds, means that are the means. ``std`` must be there but is not compared, as i
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,11 +76,11 @@ def _entries(content: bytes) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        raise BcnetError(f"{twice!r:.60} stands twice in one JSON object")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise BcnetError(f"{name[:60]!r} stands twice in one JSON object")
+        found[name] = value
     return found
 
 
@@ -103,4 +103,4 @@ def _fault(key: str, entry: Any, first: Any) -> str | None:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -20,7 +20,7 @@ from bcnet.bench.spaces import BenchSpace, get_space
 from bcnet.errors import BcnetError
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
-from bcnet.utils.files import checksum, clear_errors, write_file
+from bcnet.utils.files import clear_errors, digest, write_file
 
 
 class Entry(NamedTuple):
@@ -83,7 +83,7 @@ class ChannelBench:
             raise BcnetError(f"cannot read the table {file}: {error.strerror or error}") from None
         except BcnetError as error:
             raise BcnetError(f"the table {file} is no table of space {wanted.name!r}: {error}") from None
-        table.path, table.sha256 = file, checksum(content)
+        table.path, table.sha256 = file, digest(content)
         table.released = table.sha256 == wanted.sha256
         if verify and wanted.sha256 and not table.released:
             raise BcnetError(

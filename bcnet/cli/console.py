@@ -6,6 +6,7 @@ People get tables, machines get JSON, and a mistake gets one line on stderr and 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+INTERRUPTED = 130
 
 
 class OneLineErrors(TyperGroup):
@@ -40,14 +43,39 @@ class OneLineErrors(TyperGroup):
             code = run()
         except BcnetError as error:
             fail(str(error))
-        except typer.Abort:
-            fail("interrupted", code=130)
+        except (typer.Abort, KeyboardInterrupt):
+            fail("interrupted", code=INTERRUPTED)
+        except BrokenPipeError:
+            _leave_quietly()
+        except OSError as error:
+            fail(_refused(error))
         except Exception as error:
             # Usage errors; their class is found in click or in typer, depending on typer's version.
             if not hasattr(error, "format_message"):
                 raise
             fail(error.format_message())
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C
+            fail("interrupted", code=INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def require_trust(spec: str, trust: bool) -> None:
+    """A :class:`BcnetError` where ``spec`` names a Python file, which to run the user has not agreed to."""
+    place, colon, _ = spec.rpartition(":")
+    if colon and place.endswith(".py") and not trust:
+        raise BcnetError(f"this would run the Python file {place}: add --trust if you know what it does")
+
+
+def _refused(error: OSError) -> str:
+    """What the system said, with the file it spoke of."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename is not None else f"cannot write the output: {reason}"
+
+
+def _leave_quietly() -> NoReturn:
+    """Whoever read the output, such as `head`, wants no more of it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
@@ -62,7 +90,7 @@ def interruptible(how: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        fail(f"stopped, nothing is lost: {how}", code=130)
+        fail(f"stopped, nothing is lost: {how}", code=INTERRUPTED)
 
 
 def print_json(data: Any) -> None:
@@ -101,7 +129,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 
 def main() -> None:
-    """The console script ``bcnet``."""
+    """The command line."""
     from bcnet.cli import app
 
     app(_spread(sys.argv[1:]), prog_name="bcnet")

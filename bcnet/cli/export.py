@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bcnet.cli import options
-from bcnet.cli.console import console, print_json
+from bcnet.cli.console import console, print_json, require_trust
 
 
 def export(
@@ -18,6 +18,7 @@ def export(
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference from PyTorch, relative to outputs above 1.")
     ] = 1e-3,
+    trust: Annotated[bool, options.TRUST] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export the network that a run found, check it on real inputs, and time it beside the original."""
@@ -25,6 +26,7 @@ def export(
     from bcnet.run.session import Run
 
     opened = Run(Run.open(run).folder, device="cpu")
+    require_trust(opened.recipe.model, trust)
     result = export_run(opened, to, out, tolerance)
     if as_json:
         print_json(result)

@@ -29,7 +29,7 @@ def front(
     """
     from bcnet.search import TrialStore, best_of, format_cost, front_of
 
-    with TrialStore(run / TRIALS if run.is_dir() else run, must_exist=True) as store:
+    with TrialStore(run / TRIALS if run.is_dir() else run, read_only=True) as store:
         trials, settings = store.trials(), store.settings()
         if out is not None:
             store.export(out)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bcnet.cli import options
-from bcnet.cli.console import OneLineErrors, console, print_json, table
+from bcnet.cli.console import OneLineErrors, console, print_json, require_trust, table
 
 recipe_app = typer.Typer(cls=OneLineErrors, help="Recipes: everything a run does, as a file.", no_args_is_help=True)
 
@@ -56,13 +56,18 @@ def show_recipe(
 
 
 @recipe_app.command("check")
-def check_recipe(place: Annotated[str, PLACE_ARGUMENT], as_json: Annotated[bool, options.JSON] = False) -> None:
+def check_recipe(
+    place: Annotated[str, PLACE_ARGUMENT],
+    trust: Annotated[bool, options.TRUST] = False,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
     """Say whether a recipe is in order: its keys, its network, and its budgets for that network."""
     from bcnet.models.load import load_model
     from bcnet.run.recipe import Recipe
     from bcnet.run.session import make_constraints, make_space, needed_latency
 
     recipe = Recipe.read(place)
+    require_trust(recipe.model, trust)
     space, full = make_space(load_model(recipe.model, recipe.input), recipe)
     latency = needed_latency(space, recipe)
     costs = space.costs if latency is None else {**space.costs, "latency": latency}

@@ -50,6 +50,7 @@ def run(
     from bcnet.run.pipeline import check_stage
     from bcnet.run.session import Run
     from bcnet.training import distributed
+    from bcnet.utils.files import full_path
 
     check_stage(until)
     if log not in ("", "tensorboard"):
@@ -65,7 +66,7 @@ def run(
         "data": data,
         "budgets": budget,
         "targets": targets,
-        "weights": None if weights is None else str(weights.expanduser().resolve()),
+        "weights": None if weights is None else str(full_path(str(weights))),
         "pretrained": pretrained or None,
         "start": start,
         "seed": seed,
@@ -73,14 +74,14 @@ def run(
     chosen = _changed(_base(model, data, recipe), changes, settings or [])
     distributed.start(cpu=device == "cpu")
     begun = Run(distributed.decide(lambda: out if out is not None else _new_folder(chosen)), device)
-    with begun.lock():
+    with begun.lock():  # without a gap in which another process could take the folder
         distributed.decide(lambda: _create(begun, chosen))
-    try:
-        work(begun, until, as_json, log=log)
-    except BcnetError:
-        if not begun.done("trace"):
-            begun.abandon()
-        raise
+        try:
+            work(begun, until, as_json, log=log)
+        except BcnetError:
+            if not begun.done("trace"):
+                begun.abandon()
+            raise
 
 
 def _create(run: Run, recipe: Recipe) -> None:
@@ -126,15 +127,15 @@ def _changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Reci
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
-    import yaml
+    from bcnet.utils.yaml_text import parse_yaml
 
     key, equals, text = setting.partition("=")
     if not equals:
         raise BcnetError(f"--set {setting!r:.60} must read key=value, such as supernet.epochs=30")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise BcnetError(f"the value of --set {setting!r:.60} is no YAML") from None
+        value = parse_yaml(text)
+    except BcnetError as error:
+        raise BcnetError(f"--set {key:.40}: {error}") from None
     *groups, last = key.strip().split(".")
     for group in groups:
         if not isinstance(content.get(group), dict):
@@ -145,11 +146,13 @@ def _set(content: dict[str, Any], setting: str) -> None:
 
 def _absolute(spec: str) -> str:
     """``kind:folder`` and ``file.py:name`` with the full path."""
+    from bcnet.utils.files import full_path
+
     kind, colon, rest = spec.partition(":")
     if colon and kind in ("cifar10", "imagefolder") and rest:
-        return f"{kind}:{Path(rest).expanduser().resolve()}"
+        return f"{kind}:{full_path(rest)}"
     path, colon, name = spec.rpartition(":")
-    return f"{Path(path).resolve()}:{name}" if colon and path.endswith(".py") else spec
+    return f"{full_path(path)}:{name}" if colon and path.endswith(".py") else spec
 
 
 def _new_folder(recipe: Recipe) -> Path:

@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import pickle
+import pickletools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from bcnet.data.source import ImageSet, Labelled, check_labels
 from bcnet.errors import BcnetError
-from bcnet.utils.files import write_file
+from bcnet.utils.files import read_regular, write_file
 
 MEAN = (0.4914 * 255, 0.4822 * 255, 0.4465 * 255)
 STD = (0.2470 * 255, 0.2435 * 255, 0.2616 * 255)
@@ -142,11 +143,21 @@ class _CifarUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays, lists and texts are read")
 
 
+def _check_memo(data: bytes) -> None:
+    """A few bytes can ask for a memo of gigabytes: places in it may not be more than the bytes of the file."""
+    for operation, argument, _ in pickletools.genops(data):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument) <= len(data):
+            raise pickle.UnpicklingError("it asks for more memory than it can need")
+
+
 def _read_pickled(path: Path) -> Rows:
     try:
-        content = _CifarUnpickler(io.BytesIO(path.read_bytes())).load()
+        pickled = read_regular(path)
+        _check_memo(pickled)
+        content = _CifarUnpickler(io.BytesIO(pickled)).load()
     except Exception as error:  # a damaged or hostile file can fail in any way
-        raise BcnetError(f"{path} is no batch of CIFAR-10's Python version: {str(error) or 'unreadable'}") from None
+        reason = str(error)[:120] or "unreadable"
+        raise BcnetError(f"{path} is no batch of CIFAR-10's Python version: {reason}") from None
     fields = content if isinstance(content, dict) else {}
     data = fields.get(b"data", fields.get("data"))
     labels = fields.get(b"labels", fields.get("labels"))

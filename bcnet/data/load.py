@@ -15,6 +15,7 @@ from bcnet.data.imagefolder import FolderData, read_folder
 from bcnet.data.options import LoadOptions
 from bcnet.data.source import Data, ImageSet, Labelled, split
 from bcnet.errors import BcnetError
+from bcnet.utils.files import full_path
 
 NAMES = {"digits": "digits", "cifar10": "cifar10:FOLDER", "imagefolder": "imagefolder:FOLDER"}
 
@@ -54,7 +55,7 @@ def load_data(
 def _folder(kind: str, path: str) -> Path:
     if not path:
         raise BcnetError(f"{kind} needs the folder it lies in: write {NAMES[kind]}")
-    folder = Path(path).expanduser()
+    folder = full_path(path)
     if not folder.is_dir():
         raise BcnetError(f"{folder} is {'no folder' if folder.exists() else 'missing'}: give the folder of {kind}")
     return folder

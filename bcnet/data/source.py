@@ -139,17 +139,22 @@ def from_loaders(
     return Data(
         name="your loaders",
         train=LoaderSource(train, classes=classes, seed=seed, shard=shard),
-        val=LoaderSource(val, classes=classes, seed=seed),
-        test=None if test is None else LoaderSource(test, classes=classes, seed=seed),
+        val=LoaderSource(val, classes=classes, seed=seed, measured=True),
+        test=None if test is None else LoaderSource(test, classes=classes, seed=seed, measured=True),
         classes=classes,
     )
 
 
 class LoaderSource:
-    """A user's loader as a source."""
+    """A user's loader as a source; ``measured``: networks are scored on it, so every value must be a number."""
 
     def __init__(
-        self, loader: Iterable[Any], classes: int | None = None, seed: int = 0, shard: tuple[int, int] = (0, 1)
+        self,
+        loader: Iterable[Any],
+        classes: int | None = None,
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        measured: bool = False,
     ):
         try:
             length = len(loader)  # type: ignore[arg-type]
@@ -161,7 +166,8 @@ class LoaderSource:
             raise BcnetError("a loader gives no batches: its data set is empty, or smaller than a batch it drops")
         share(shard[1], shard)
         self._loader, self._length = loader, length
-        self._classes, self._seed, self._shard = classes, _seed(seed), shard
+        self._classes, self._seed, self._shard, self._measured = classes, _seed(seed), shard, measured
+        self._form: tuple[str, int] | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -181,7 +187,10 @@ class LoaderSource:
             with own:
                 item = next(loaded, _END)
             if item is _END:
-                return
+                raise BcnetError(
+                    f"a loader promised {self._length} batches but gave {number}: it must give all of them on every "
+                    "pass, as a list or a DataLoader does"
+                )
             if number >= start:
                 x, y = self._pair(item)
                 part = share(len(x), self._shard)
@@ -192,12 +201,30 @@ class LoaderSource:
         if not pair:
             raise BcnetError("a loader must give batches (x, y) of two tensors: wrap it, or set its collate_fn")
         x, y = item
-        if len(x) != len(y):
-            raise BcnetError(f"a loader gave {len(x)} inputs with {len(y)} labels in one batch")
+        if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+            inputs, labels = (len(t) if t.dim() else "no batch of" for t in item)
+            raise BcnetError(f"a loader gave {inputs} inputs with {labels} labels in one batch")
+        if not len(x):
+            raise BcnetError("a loader gave a batch without a single input: leave such batches out")
+        self._check_form(x)
+        if self._measured and not all(bool(torch.isfinite(t).all()) for t in item if t.is_floating_point()):
+            raise BcnetError("a loader for scoring gave values that are infinite or no numbers: clean its data")
         whole_numbers = not y.is_floating_point() and y.device.type == "cpu"
         if self._classes is not None and whole_numbers:
             check_labels(y, self._classes)
         return x, y
+
+    def _check_form(self, x: Tensor) -> None:
+        """One type and one number of channels throughout; height and width may vary."""
+        form = str(x.dtype).removeprefix("torch."), x.shape[1] if x.dim() > 1 else 1
+        if self._form is None:
+            self._form = form
+        if form != self._form:
+            (kind, channels), (first_kind, first_channels) = form, self._form
+            raise BcnetError(
+                f"a loader gave inputs of {kind} with {channels} channels after some of {first_kind} with "
+                f"{first_channels}: all must be alike"
+            )
 
 
 def check_labels(labels: Tensor | Index, classes: int) -> None:

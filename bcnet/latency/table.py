@@ -85,6 +85,31 @@ class LatencyTable:
         """The mean relative error on networks that the fit has not seen."""
         return float(np.mean([m.error for m in self.networks if not m.fitted]))
 
+    def _fits_together(self) -> bool:
+        """Whether every array is of its shape and finite, grids rise, and measurements are what a clock can show."""
+        m, g, inputs = len(self.layers), self.rows.shape[-1:], self.traffic.shape
+        shapes = {
+            "row_forms": (m, *inputs),
+            "column_forms": (m, *inputs),
+            "rows": (m, *g),
+            "columns": (m, *g),
+            "table": (m, *g, *g),
+            "traffic": inputs,
+            "weights": (3,),
+        }
+        shaped = len(g) == len(inputs) == 1 and g[0] > 0 and inputs[0] > 1
+        finite = all(getattr(self, n).shape == s and np.isfinite(getattr(self, n)).all() for n, s in shapes.items())
+        measured = [(n.predicted, n.measured) for n in self.networks]
+        return (
+            shaped
+            and finite
+            and all((np.diff(grid, axis=1) >= 0).all() for grid in (self.rows, self.columns))
+            and isinstance(self.facts, dict)
+            and all(isinstance(layer, str) for layer in self.layers)
+            and all(isinstance(n.fitted, bool) and len(n.widths) == inputs[0] - 1 for n in self.networks)
+            and all(0 < float(value) < np.inf for pair in measured for value in pair)
+        )
+
     def to_json(self) -> str:
         data = asdict(self)
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in data.items()}
@@ -100,8 +125,11 @@ class LatencyTable:
             networks = tuple(Measured(**{**m, "widths": tuple(m["widths"])}) for m in data.pop("networks"))
             facts, layers = data.pop("facts"), tuple(data.pop("layers"))
             arrays = {name: np.array(values, dtype=np.float64) for name, values in data.items()}
-            return cls(facts, layers, networks=networks, **arrays)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            found = cls(facts, layers, networks=networks, **arrays)
+            if not found._fits_together():
+                raise ValueError
+            return found
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise BcnetError("this is no latency table of this version of bcnet: measure it again") from None
 
 

@@ -1,62 +1,94 @@
 """The folder of a run: results that are there as a whole or not at all, and a lock that keeps others out.
 
 A result is a JSON file, with a safetensors file beside it where it has weights. Both are written under another
-name, flushed to the disk and renamed; the JSON comes last, so what it says is there *is* there.
+name, flushed to the disk and renamed; the JSON comes last, so what it says is there *is* there. Under ``integrity``
+it keeps the digests of itself, of its tensors, of the results in the folder of its name and of files it speaks of,
+and of the recipe it was made by: what was changed afterwards is never used (:class:`DamagedResult`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor
 
 from bcnet.errors import BcnetError
+from bcnet.run.lock import FolderLock
 from bcnet.run.recipe import Recipe
+from bcnet.run.schema import SCHEMAS, fault
 from bcnet.training import distributed
-from bcnet.utils.files import UNFINISHED, clear_errors, tensor_bytes, write_file
+from bcnet.utils.files import (
+    UNFINISHED,
+    clear_errors,
+    digest,
+    digest_file,
+    read_regular,
+    tensor_bytes,
+    usable,
+    write_file,
+)
 
-FORMAT_VERSION = 1
-RESUME = "resume, what is there is kept"
+FORMAT_VERSION = 2
+LARGEST_RESULT = 2**26  # bytes of JSON; a latency table of a large network has some 10^6
+BEGUN = ("lock", "recipe.yaml")
+"""What a run that was killed at its start may leave, besides unfinished files."""
+
+
+class DamagedResult(BcnetError):
+    """A result is not what was written (``cause``): resuming the run does its stage, and those after it, again."""
+
+    def __init__(self, cause: str):
+        super().__init__(f"{cause}: resume the run to have it made again")
+        self.cause = cause
 
 
 class RunFolder:
     """Results by name: ``trace`` is RUN/trace.json, ``retrain/found`` is RUN/retrain/found.json and so on."""
 
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
+        self.folder = usable(Path(folder))
+        self._lock = FolderLock(self.folder)
 
     @classmethod
     def create(cls, folder: str | Path, recipe: Recipe, facts: dict[str, Any]) -> Self:
-        """A new run; ``facts`` go into run.json."""
+        """A new run; ``facts`` go into run.json, and so does the recipe's text."""
         run = cls(folder)
         if run.done("run"):
             raise BcnetError(f"{run.folder} holds a run already: resume it with --resume, or choose another folder")
-        found = [path.name for path in run.folder.iterdir()] if run.folder.is_dir() else []
-        # A run killed at its start leaves these.
-        if any(name not in ("lock", "recipe.yaml") and not name.startswith(UNFINISHED) for name in found):
+        with run._clear_errors():
+            found = [path.name for path in run.folder.iterdir()] if run.folder.is_dir() else []
+        if any(name not in BEGUN and not name.startswith(UNFINISHED) for name in found):
             raise BcnetError(f"{run.folder} holds other files: choose an empty folder")
-        run._write_file("recipe.yaml", recipe.to_yaml().encode())
-        run.write("run", facts)
+        run.begin(recipe.to_yaml(), facts)
         return run
+
+    def begin(self, recipe: str, facts: Mapping[str, Any]) -> None:
+        """Write recipe.yaml and run.json."""
+        self.write_file("recipe.yaml", recipe.encode())
+        self.write("run", {**facts, "recipe": recipe})
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
         """A run that was created before."""
         run = cls(folder)
-        if not run.done("run") or not run.path("recipe.yaml").is_file():
+        if not run.done("run") and not run.path("recipe.yaml").is_file():
             raise BcnetError(f"{run.folder} is no folder of a run: run.json and recipe.yaml are looked for")
         return run
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe.read(self.path("recipe.yaml"))
+        return Recipe.from_yaml(self.recipe_text)
+
+    @property
+    def recipe_text(self) -> str:
+        """The recipe as the run began with it: run.json keeps a copy, which counts, so recipe.yaml may be lost."""
+        begun = self.glance("run")
+        return begun["recipe"] if begun is not None else Recipe.read_text(self.path("recipe.yaml"))
 
     def path(self, *parts: str) -> Path:
         return self.folder.joinpath(*parts)
@@ -65,47 +97,103 @@ class RunFolder:
         return self.path(f"{name}.json").is_file()
 
     def read(self, name: str) -> dict[str, Any]:
-        """The result called ``name``."""
-        path = self.path(f"{name}.json")
-        try:
-            data = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise BcnetError(f"{self.folder} has no {path.name} yet: `bcnet run --resume {self.folder}`") from None
-        except (OSError, ValueError, RecursionError):
-            data = None
-        if not isinstance(data, dict):
-            raise BcnetError(f"{path} is damaged: remove it and resume the run")
-        if data.get("version") != FORMAT_VERSION:
-            raise BcnetError(
-                f"{path} has format version {data.get('version')!r:.20}, but this bcnet reads {FORMAT_VERSION}"
-            )
-        return data
+        """The result called ``name``, held against its digest and its schema."""
+        content = self._whole(name)
+        del content["integrity"]
+        return content
 
-    def write(self, name: str, result: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> None:
+    def glance(self, name: str) -> dict[str, Any] | None:
+        """The result called ``name``, None where it is missing or damaged."""
+        try:
+            return self.read(name) if self.done(name) else None
+        except DamagedResult:
+            return None
+
+    def check(self, name: str) -> None:
+        """A :class:`DamagedResult` where a result, its tensors, its parts or its files are not what was written."""
+        written = self._whole(name)["integrity"]
+        if "tensors" in written:
+            self._check_file(f"{name}.safetensors", written["tensors"]["sha256"])
+        for file, expected in written.get("files", {}).items():
+            self._check_file(file, expected)
+        for part, expected in written.get("parts", {}).items():
+            if not self.done(f"{name}/{part}"):
+                raise self._damaged(f"{name}/{part}.json", "it is missing")
+            self.check(f"{name}/{part}")
+            if self._whole(f"{name}/{part}")["integrity"]["sha256"] != expected:
+                raise self._damaged(f"{name}/{part}.json")
+
+    def write(
+        self,
+        name: str,
+        result: Mapping[str, Any],
+        tensors: Mapping[str, Tensor] | None = None,
+        files: Iterable[str] = (),
+    ) -> None:
+        """Keep a result; ``files`` are those it speaks of, by their paths within the folder.
+
+        Of several processes, the first one writes, and the others wait until it is there.
+        """
+        if distributed.main_process():
+            self._write(name, result, tensors, files)
+        distributed.wait()
+
+    def _write(
+        self,
+        name: str,
+        result: Mapping[str, Any],
+        tensors: Mapping[str, Tensor] | None,
+        files: Iterable[str],
+    ) -> None:
+        self._lock.check()
+        integrity: dict[str, Any] = {}
+        if name != "run":
+            integrity["recipe"] = digest(self.recipe_text.encode())
         if tensors is not None:
-            self._write_file(f"{name}.safetensors", tensor_bytes(tensors))
-        text = json.dumps({"version": FORMAT_VERSION, **result}, indent=1, default=lambda value: value.tolist())
-        self._write_file(f"{name}.json", text.encode())
-        distributed.wait()  # until it is there for all processes
+            data = tensor_bytes(tensors)
+            self.write_file(f"{name}.safetensors", data)
+            integrity["tensors"] = {"bytes": len(data), "sha256": digest(data)}
+        with self._clear_errors():
+            integrity["files"] = {file: digest_file(self.path(file)) for file in files}
+        parts = {part: self._whole(f"{name}/{part}") for part in self.parts(name)}
+        integrity["parts"] = {part: content["integrity"]["sha256"] for part, content in parts.items()}
+        content = {"version": FORMAT_VERSION, **result, "integrity": integrity}
+        plain = json.loads(json.dumps(content, default=lambda value: value.tolist()))
+        plain["integrity"]["sha256"] = _digest_of(plain)
+        self.write_file(f"{name}.json", json.dumps(plain, indent=1).encode())
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors that were written with a result, on the CPU."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        path = self.path(f"{name}.safetensors")
+        written = self._whole(name)["integrity"].get("tensors")
+        file = f"{name}.safetensors"
+        if written is None:
+            raise self._damaged(file)
+        self._check_file(file, written["sha256"])
         try:
-            return load_file(path)
+            return load_file(self.path(file))
         except (OSError, SafetensorError):
-            raise BcnetError(f"{path} is missing or damaged: remove {name}.json and resume the run") from None
+            raise self._damaged(file) from None
 
-    def remove(self, name: str) -> None:
-        """Forget a result, or a folder of them."""
+    def parts(self, name: str) -> list[str]:
+        """The results in the folder of a result's name, such as the networks of ``retrain``."""
+        return sorted(path.stem for path in self.path(name).glob("*.json")) if f"{name}/" in SCHEMAS else []
+
+    def discard(self, name: str) -> None:
+        """Forget a result, but not its parts."""
         distributed.wait()  # until no process reads it any more
         if not distributed.main_process():
             return
         for suffix in (".json", ".safetensors"):
             self.path(name + suffix).unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Forget a result with all its parts."""
+        self.discard(name)
+        if not distributed.main_process():
+            return
         shutil.rmtree(self.path(name), ignore_errors=True)
         with contextlib.suppress(OSError):  # the folder it lay in, where that is empty now
             self.path(name).parent.rmdir()
@@ -121,38 +209,69 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out; the lock ends with this process, however it ends.
+        """Keep other processes out; the lock ends with this process, however it ends. It may be taken again within.
 
         Of several processes that work together, the first one holds it for all.
         """
         if not distributed.main_process():
             yield
             return
+        with self._clear_errors():
+            self._lock.acquire()
         try:
-            import fcntl
-        except ImportError:  # Windows
-            warnings.warn("this system has no file locks: start one process per run folder only", stacklevel=3)
             yield
-            return
-        with clear_errors(str(self.folder), RESUME):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = open(self.path("lock"), "a+")  # noqa: SIM115, closed below
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise BcnetError(
-                    f"process {file.read(20).strip() or 'unknown'} is working in {self.folder}: "
-                    "wait until it ends, or choose another folder"
-                ) from None
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            yield
+        finally:
+            self._lock.release()
 
-    def _write_file(self, name: str, data: bytes) -> None:
+    def write_file(self, name: str, data: bytes) -> None:
+        """Write a file of the folder, as a whole or not at all; of several processes, the first one does."""
         if not distributed.main_process():
             return
-        with clear_errors(str(self.folder), RESUME):
+        with self._clear_errors():
+            self._lock.check()
             write_file(self.path(name), data)
+
+    def _whole(self, name: str) -> dict[str, Any]:
+        """The content of a result's JSON."""
+        path = self.path(f"{name}.json")
+        try:
+            data = json.loads(read_regular(path, LARGEST_RESULT))
+        except FileNotFoundError:
+            raise BcnetError(f"{self.folder} has no {name}.json yet: resume the run to have it made") from None
+        except (OSError, ValueError, RecursionError):
+            raise self._damaged(path.name) from None
+        if not isinstance(data, dict):
+            raise self._damaged(path.name)
+        integrity, version = data.get("integrity"), data.get("version")
+        as_written = isinstance(integrity, dict) and integrity.get("sha256") == _digest_of(data)
+        if (version == FORMAT_VERSION - 1 and integrity is None) or (as_written and version != FORMAT_VERSION):
+            raise BcnetError(
+                f"{path} has format version {version!r:.20}, but this bcnet reads {FORMAT_VERSION}: "
+                "use the bcnet that made it, or begin anew in another folder"
+            )
+        wrong = fault(name, data) if as_written else "it was changed after it was written"
+        if wrong is None and name != "run" and data["integrity"].get("recipe") != digest(self.recipe_text.encode()):
+            wrong = "it was made by another recipe"
+        if wrong is not None:
+            raise self._damaged(path.relative_to(self.folder).as_posix(), wrong)
+        return data
+
+    def _check_file(self, name: str, expected: str) -> None:
+        try:
+            found = digest_file(self.path(name))
+        except OSError:
+            found = None
+        if found != expected:
+            raise self._damaged(name, "it is missing" if found is None else "it was changed after it was written")
+
+    def _damaged(self, name: str, reason: str = "it cannot be read") -> DamagedResult:
+        return DamagedResult(f"{self.path(name)} is damaged ({reason})")
+
+    def _clear_errors(self) -> contextlib.AbstractContextManager[None]:
+        return clear_errors(str(self.folder), "resume, what is there is kept")
+
+
+def _digest_of(content: dict[str, Any]) -> str:
+    """The digest of a result but for the digest itself, whatever the order and layout of its JSON."""
+    integrity = {key: value for key, value in content["integrity"].items() if key != "sha256"}
+    return digest(json.dumps({**content, "integrity": integrity}, sort_keys=True).encode())

@@ -4,7 +4,7 @@ trace → given → (train) → search → race → retrain → compare → expo
 given nor race. A run folder holds::
 
     recipe.yaml              the exact recipe: `bcnet run --recipe RUN/recipe.yaml` repeats the run
-    run.json                 versions, command, seed, commit, machine, date
+    run.json                 versions, command, seed, commit, machine, date, and the recipe again
     latency.json             the table of latencies that was measured, where a budget names latency
     trace.json               width variables, budgets, feasibility, widths and costs of the full and smallest network
     given.json               what the network knew as it was given, and after training where it knew nothing
@@ -25,8 +25,10 @@ given nor race. A run folder holds::
     checkpoints/             training that is not finished; removed when it is
     lock                     the process at work
 
-A stage is done when its JSON is there. A run that was stopped anywhere goes on with the first stage that is not, and
-within training and search where the last checkpoint or trial was; on a CPU it ends bit for bit as if never stopped.
+A stage is done when its JSON is there, and it, its tensors and its files have the digests it keeps
+(:mod:`bcnet.run.folder`); what is damaged or missing is made again, with a note (:mod:`bcnet.run.mending`). A run
+that was stopped anywhere goes on with the first stage that is not done, and within training and search where the last
+checkpoint or trial was; on a CPU it ends bit for bit as if never stopped.
 """
 
 from __future__ import annotations
@@ -41,10 +43,13 @@ import torch
 
 from bcnet.errors import BcnetError
 from bcnet.run import stages
+from bcnet.run.folder import RunFolder
+from bcnet.run.mending import first_loss, mend, restore_start
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.session import Run
-from bcnet.run.targets import Target, known_trials, open_target, target_row
+from bcnet.run.targets import FOLDER, SHARED, Target, folder_name, known_trials, open_target, target_row
 from bcnet.training import distributed
+from bcnet.utils.random_state import kept_random_state
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "trace": (stages.trace_network, "find the width variables"),
@@ -62,14 +67,18 @@ TOGETHER = ("given", "train", "search", "race", "retrain", "targets")
 """Stages that several processes share; the others are the first one's alone."""
 
 
+@kept_random_state()
 def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
-    """Run every stage up to ``until`` that is not done yet; ``again`` forgets that one and all after it first.
+    """Run every stage up to ``until`` that is not done yet or is damaged; ``again`` forgets that one and all after it
+    first.
 
     The caller holds ``run.lock()``.
     """
+    distributed.decide(lambda: restore_start(run))
     names = stages_of(run.recipe)
     if until not in names:
         raise BcnetError(f"this run has no stage {until!r:.40}: it has {', '.join(names)}")
+    distributed.decide(lambda: _mend(run, names))
     if again:
         distributed.decide(lambda: forget(run, until))
     for name in names[: names.index(until) + 1]:
@@ -81,6 +90,36 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
                     stage(run)
                 else:
                     distributed.decide(partial(stage, run))
+
+
+def _mend(run: Run, names: list[str]) -> None:
+    """Forget what is damaged or lost of a run's own stages, and of its targets."""
+    mend(run, _own(names) if isinstance(run, Target) else names, forget)
+    if not run.done("targets"):
+        return
+    lost = next((reason for budget in run.recipe.targets if (reason := _lost_of_target(run, budget))), None)
+    if lost is not None:
+        run.discard("targets")
+        forget(run, "report")
+        run.listener.note(f"{lost}: targets is done again, and so is what follows from it")
+
+
+def _lost_of_target(run: Run, budget: str) -> str | None:
+    target = RunFolder(run.path(FOLDER, folder_name(budget)))
+    if target.glance("run") is None:
+        return f"{target.path('run.json')} is damaged or missing"
+    names = _own(stages_of(target.recipe))
+    return first_loss(target, names[: names.index(_last(run)) + 1])
+
+
+def _own(names: list[str]) -> list[str]:
+    """The stages of a target that it does not share with its parent."""
+    return [name for name in names if name not in SHARED]
+
+
+def _last(run: Run) -> str:
+    """The last stage of a target; what was given from Python is exported and reported on demand."""
+    return "compare" if run.recipe.model == PYTHON else "report"
 
 
 def stages_of(recipe: Recipe) -> list[str]:
@@ -107,23 +146,24 @@ def run_targets(run: Run) -> None:
     for budget in run.recipe.targets:
         run.listener.note(f"target {budget}")
         target = open_target(run, budget, run.read("run")["command"])
-        run_stages(target, "compare" if run.recipe.model == PYTHON else "report")
+        run_stages(target, _last(run))
         rows.append(target_row(target))
     run.write("targets", {"targets": rows})
 
 
 def pick(run: Run, budget: str) -> Target:
     """A slim network for one more budget, chosen from the scores that ``run`` has already; nothing is repeated."""
-    trials = known_trials(run)
-    if not trials:
+    for name in SHARED:
+        if run.done(name):
+            run.check(name)
+    if not known_trials(run):
         raise BcnetError(f"{run.folder} has no scores to pick from yet: `bcnet run --resume {run.folder}` first")
     run.within([budget]).check()
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
-    names = stages_of(target.recipe)
+    run_stages(target, "trace")
     if not target.done("search"):
-        run_stages(target, "trace")
-        stages.choose_known(target, trials)
-    run_stages(target, names[-1])
+        stages.choose_known(target, known_trials(run))
+    run_stages(target, stages_of(target.recipe)[-1])
     return target
 
 
@@ -138,10 +178,17 @@ def forget(run: Run, stage: str) -> None:
     names = list(STAGES)
     for name in reversed(names[names.index(stage) :]):
         run.remove(name)
+    for name in _checkpoints(run, names[names.index(stage) :]):
         run.remove(f"{stages.CHECKPOINTS}/{name}")
     if names.index(stage) <= names.index("search"):
         for path in run.folder.glob("trials.sqlite*"):
             path.unlink()
+
+
+def _checkpoints(run: Run, names: list[str]) -> list[str]:
+    """The checkpoints of these stages; those of networks that are compared have their names."""
+    found = [path.name for path in run.path(stages.CHECKPOINTS).glob("*")]
+    return [name for name in found if (name if name in STAGES else "retrain") in names]
 
 
 @contextmanager

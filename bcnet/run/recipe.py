@@ -7,7 +7,7 @@ answered in one sentence that names the key. Where a recipe is silent, the defau
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,9 @@ from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
 from bcnet.training.retraining import Distillation, RandomBaseline
+from bcnet.utils.files import read_regular
 from bcnet.utils.settings import BelowOne, Count, Positive, checked, sentence
+from bcnet.utils.yaml_text import LARGEST, brief, parse_yaml
 
 FORMAT_VERSION = 1
 Compared = Literal[
@@ -34,7 +36,6 @@ PYTHON = "python"
 HEAD = 64.0
 """``Optimisation.head`` where a recipe is silent: at a rate of 0.1 it holds from 640 features on."""
 FOLDER = Path(__file__).parent / "recipes"
-LARGEST_FILE = 2**20  # bytes; far more than any recipe needs
 
 
 @checked
@@ -118,7 +119,7 @@ class Recipe(BaseModel):
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     channels_last: bool = True
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=256)
     seed: int = Field(default=0, ge=0, lt=2**31)
 
     @model_validator(mode="before")
@@ -126,7 +127,7 @@ class Recipe(BaseModel):
     def _complete_groups(cls, data: Any) -> Any:
         """What a group of settings leaves out is this recipe's default, not its class's."""
         content = dict(data)
-        if content.get("targets"):
+        if isinstance(content.get("targets"), (list, tuple)) and content["targets"]:
             content.setdefault("budgets", [content["targets"][0]])
         defaults = {key: entry.default for key, entry in cls.model_fields.items()}
         if content.get("start") == "scratch":
@@ -141,7 +142,7 @@ class Recipe(BaseModel):
     @classmethod
     def _known_method(cls, value: str) -> str:
         if value not in METHODS:
-            raise ValueError(f"method is {value!r:.40}, but it must be one of {', '.join(METHODS)}")
+            raise ValueError(f"method is {brief(value)}, but it must be one of {', '.join(METHODS)}")
         return value
 
     @model_validator(mode="after")
@@ -195,10 +196,10 @@ class Recipe(BaseModel):
     def parse(cls, data: Any) -> Recipe:
         """The recipe that a mapping describes, or a :class:`BcnetError` that names the first key that is wrong."""
         if not isinstance(data, Mapping):
-            raise BcnetError(f"a recipe must be a list of `key: value`, not {data!r:.60}")
+            raise BcnetError(f"a recipe must be a list of `key: value`, not {brief(data, 60)}")
         if data.get("version", FORMAT_VERSION) != FORMAT_VERSION:
             raise BcnetError(
-                f"version is {data['version']!r:.40}, but this bcnet reads recipes of version {FORMAT_VERSION}"
+                f"version is {brief(data['version'])}, but this bcnet reads recipes of version {FORMAT_VERSION}"
             )
         try:
             return cls.model_validate(dict(data))
@@ -207,15 +208,7 @@ class Recipe(BaseModel):
 
     @classmethod
     def from_yaml(cls, text: str) -> Recipe:
-        try:
-            data = yaml.load(text, Loader=_UniqueKeys)
-        except BcnetError:
-            raise
-        except yaml.YAMLError as error:
-            raise BcnetError(f"this is no YAML: {_first_line(error)}") from None
-        except (RecursionError, ValueError) as error:
-            raise BcnetError(f"this is no YAML that can be read: {str(error)[:80]}") from None
-        return cls.parse(data)
+        return cls.parse(parse_yaml(text))
 
     @classmethod
     def read(cls, place: str | Path) -> Recipe:
@@ -225,36 +218,26 @@ class Recipe(BaseModel):
             near = difflib.get_close_matches(str(place)[:80], names(), n=3, cutoff=0.5)
             guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
             raise BcnetError(f"there is no recipe {str(place)!r:.80}: {guess}`bcnet recipe list` shows all")
+        text = cls.read_text(path)
         try:
-            if path.stat().st_size > LARGEST_FILE:
-                raise BcnetError(f"{path} is over {LARGEST_FILE:,} bytes, too large for a recipe")
-            return cls.from_yaml(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise BcnetError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+            return cls.from_yaml(text)
         except BcnetError as error:
             raise BcnetError(f"{path}: {error}") from None
+
+    @staticmethod
+    def read_text(path: Path) -> str:
+        """The text of a recipe's file."""
+        try:
+            return read_regular(path, LARGEST).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BcnetError(f"cannot read {path}: {error.reason} at byte {error.start}, so it is no UTF-8") from None
+        except OSError as error:
+            raise BcnetError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def names() -> list[str]:
     """The recipes that come with bcnet."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Safe YAML in which a key that is written twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [str(key.value)[:40] for key, _ in node.value]
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if twice is not None:
-            raise BcnetError(f"{twice} is written twice: keep one of them")
-        return super().construct_mapping(node, deep=deep)
-
-
-def _first_line(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return f"{problem} in line {mark.line + 1}" if mark else problem
 
 
 def _sentence(error: ValidationError) -> str:

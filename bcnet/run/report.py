@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,23 @@ from bcnet.space.widths import WidthVariable
 def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run to ``out``, or to report.html in its folder."""
     opened = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    return _write_page(opened, render(report_data(opened)), out)
+    return _write_page(opened, _page(opened), out)
 
 
 def write_tradeoff(run: RunFolder, out: str | Path | None = None) -> Path:
     """Write the page of a run with several targets: accuracy against cost, with links to the report of each."""
+    with _of_one_run(run):
+        page = render_tradeoff(_tradeoff(run))
+    return _write_page(run, page, out)
+
+
+def _tradeoff(run: RunFolder) -> Tradeoff:
     given = run.read("given") if run.done("given") else None
     traced = run.read("trace")
     rows = run.read("targets")["targets"]
     points, metric = tuple(_point(row) for row in rows), rows[0]["metric"]
     python = run.recipe.model == PYTHON
-    data = Tradeoff(
+    return Tradeoff(
         model="your network" if python else traced["model"],
         data="your loaders" if python else run.recipe.data,
         percent=metric["unit"] == "%",
@@ -43,7 +51,6 @@ def write_tradeoff(run: RunFolder, out: str | Path | None = None) -> Path:
         unit="" if metric["unit"] == "%" else metric["unit"],
         higher_is_better=metric["higher_is_better"],
     )
-    return _write_page(run, render_tradeoff(data), out)
 
 
 def _point(row: dict[str, Any]) -> TradeoffPoint:
@@ -70,15 +77,33 @@ def _write_page(run: RunFolder, page: str, out: str | Path | None) -> Path:
     return path
 
 
+def _page(run: RunFolder) -> str:
+    data = report_data(run)
+    with _of_one_run(run):
+        return render(data)
+
+
 def report_data(run: RunFolder | str | Path) -> ReportData:
     """The data of a run whose networks were compared; the export is shown where there is one."""
     folder = run if isinstance(run, RunFolder) else RunFolder.open(run)
     parts: dict[str, Any] = {name: folder.read(name) for name in ("run", "trace", "search", "compare")}
     parts["train"] = folder.read("train") if folder.done("train") else None
-    try:
+    with _of_one_run(folder):
         return _assembled(folder, **parts)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise BcnetError(f"a result in {folder.folder} is damaged or of another version: {error!r}") from error
+
+
+@contextmanager
+def _of_one_run(folder: RunFolder) -> Iterator[None]:
+    """Results may each be as they should be and yet not belong together."""
+    try:
+        yield
+    except BcnetError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as error:
+        raise BcnetError(
+            f"the results in {folder.folder} do not belong together ({type(error).__name__}: {error!s:.80}): "
+            "repeat the run with its recipe.yaml in another folder"
+        ) from error
 
 
 def _assembled(
@@ -91,7 +116,7 @@ def _assembled(
 ) -> ReportData:
     rows = {row["name"]: row for row in compare["networks"]}
     metric = compare["metric"]
-    with TrialStore(folder.path("trials.sqlite"), must_exist=True) as store:
+    with TrialStore(folder.path("trials.sqlite"), read_only=True) as store:
         trials = store.trials()
     in_python = folder.recipe.model == PYTHON
     histories = {name: folder.read(f"retrain/{name}")["history"] for name in rows}
@@ -113,7 +138,7 @@ def _assembled(
         reference_scores=search["reference"],
         supernet_curve=_curve("supernet", train["history"]) if train else None,
         retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),
-        recipe=folder.path("recipe.yaml").read_text("utf-8"),
+        recipe=folder.recipe_text,
         command=shlex.join(run["command"]),
         repeat=_IN_PYTHON if in_python else f"bcnet run --recipe {shlex.quote(str(folder.path('recipe.yaml')))}",
         facts=_facts(run, train, search),

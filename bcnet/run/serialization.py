@@ -2,13 +2,15 @@
 
 ``widths.json`` names the source of the original network (zoo, timm or torchvision; a class of your own is given
 again when it is loaded), the width of every variable, the input and the normalisation it was trained with. Nothing
-that a file says is ever run: a source that is a Python file must be given as a callable, too.
+that a file says is ever run: a source that is a Python file must be given as a callable, too. A file may come from
+strangers, so sizes are bounded and compared before anything of such a size is made.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +21,16 @@ from safetensors.torch import load as read_tensors
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+from bcnet.run.weights import fill, finite
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.utils.files import checksum, clear_errors, tensor_bytes, write_file
+from bcnet.utils.files import clear_errors, digest, open_regular, read_regular, tensor_bytes, write_file
+from bcnet.utils.random_state import kept_random_state
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DESCRIPTION, WEIGHTS = "widths.json", "weights.safetensors"
 LARGEST_DESCRIPTION = 2**24  # bytes; far more than the widths of any network need
 NAMED_SOURCES = ("zoo", "timm", "torchvision")
+MOST_INPUT = 2**21  # values of one input, 3 x 836 x 836; to find the widths, the original is run on it
 
 
 @dataclass(frozen=True)
@@ -59,27 +64,42 @@ class Description:
 def save(folder: str | Path, network: nn.Module, description: Description) -> Path:
     """Write ``network`` to ``folder``: first its weights, then ``widths.json``, which tells whether they are whole."""
     folder = Path(folder)
-    weights = tensor_bytes(network.state_dict())
+    tensors = network.state_dict()
+    if odd := next((name for name, tensor in tensors.items() if not finite(tensor)), None):
+        raise BcnetError(f"the network cannot be saved: {odd!r} holds values that are infinite or no numbers")
+    weights = tensor_bytes(tensors)
     contents = {
         "format": "bcnet.network",
         "version": FORMAT_VERSION,
         **asdict(description),
-        "weights": {"file": WEIGHTS, "bytes": len(weights), "sha256": checksum(weights)},
+        "weights": {"file": WEIGHTS, "bytes": len(weights), "sha256": digest(weights)},
     }
+    plain = json.loads(json.dumps(contents))
+    whole = {**plain, "sha256": digest_of(plain)}
     with clear_errors(f"the network in {folder}"):
         write_file(folder / WEIGHTS, weights)
-        write_file(folder / DESCRIPTION, json.dumps(contents, indent=2).encode())
+        write_file(folder / DESCRIPTION, json.dumps(whole, indent=2).encode())
     return folder
 
 
-def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+@kept_random_state()
+def load(
+    folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None = None, *, most_input: int = MOST_INPUT
+) -> nn.Module:
     """The network that was saved to ``folder``, ready for use (in evaluation mode, on the CPU).
 
     The original of a network from the zoo, timm or torchvision is built from its name; for any other give ``model``,
-    the original network or a function that returns it.
+    the original network or a function that returns it. It is run on an input of the size that was saved, which may
+    have ``most_input`` values.
     """
     folder = Path(folder)
     found = describe(folder)
+    largest = max(math.prod(shape) for shape in found.inputs)
+    if largest > most_input:
+        raise BcnetError(
+            f"the network in {folder} takes inputs of {largest:,} values, for which much memory may be needed: "
+            f"pass most_input={largest} if you trust the file"
+        )
     tensors = _weights(folder)
     space = _space(folder, found, model)
     if list(space.names) != list(found.widths):
@@ -95,8 +115,13 @@ def load(folder: str | Path, model: nn.Module | Callable[[], nn.Module] | None =
             f"parameters, {WEIGHTS} holds {held:,}"
         )
     network = space.build(widths, grow=True)
-    _fill(network, tensors, folder)
+    fill(network, tensors, folder / WEIGHTS)
     return network.eval()
+
+
+def digest_of(contents: dict[str, Any]) -> str:
+    """The digest of a description, whatever the order and layout of its JSON."""
+    return digest(json.dumps(contents, sort_keys=True).encode())
 
 
 def describe(folder: str | Path) -> Description:
@@ -109,6 +134,8 @@ def describe(folder: str | Path) -> Description:
         raise BcnetError(
             f"{folder} has format version {data.get('version')!r:.20}, but this bcnet reads {FORMAT_VERSION}"
         )
+    if data.pop("sha256", None) != digest_of(data):
+        raise BcnetError(f"{folder / DESCRIPTION} was changed after it was saved: export the network again")
     for key, (meaning, fits) in _FIELDS.items():
         if key not in data:
             raise BcnetError(f"{folder / DESCRIPTION} has no {key!r}: export the network again")
@@ -148,15 +175,18 @@ def _space(folder: Path, found: Description, model: nn.Module | Callable[[], nn.
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    path = folder / WEIGHTS
+    path, expected = folder / WEIGHTS, _json(folder).get("weights")
+    size = expected.get("bytes") if isinstance(expected, dict) else None
+    if not isinstance(expected, dict) or not _whole(size, 2**40):
+        raise BcnetError(f"'weights' in {folder / DESCRIPTION} must have bytes and sha256: export the network again")
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            data = file.read(found) if found == size else b""
     except OSError as error:
         raise BcnetError(f"cannot read {path}: {error.strerror}") from None
-    expected = _json(folder).get("weights")
-    if not isinstance(expected, dict) or expected.get("sha256") != checksum(data):
-        was = expected.get("bytes") if isinstance(expected, dict) else None
-        how = f"it has {len(data)} bytes rather than {was}" if was != len(data) else "its checksum differs"
+    if found != size or digest(data) != expected.get("sha256"):
+        how = f"it has {found} bytes rather than {size}" if found != size else "its checksum differs"
         raise BcnetError(f"{path} was damaged or exchanged after it was saved ({how}): export the network again")
     try:
         return read_tensors(data)
@@ -164,28 +194,10 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         raise BcnetError(f"{path} is no safetensors file: export the network again") from None
 
 
-def _fill(network: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Give ``network`` the saved weights, all of them and no others."""
-    state = network.state_dict()
-    names = [*(n for n in state if n not in tensors), *(n for n in tensors if n not in state)]
-    if names:
-        where = "the file" if names[0] in state else "the network"
-        raise BcnetError(f"{folder} does not fit its network: {names[0]!r} is missing in {where}")
-    for name, tensor in state.items():
-        if tensor.shape != tensors[name].shape:
-            raise BcnetError(
-                f"the widths and the weights in {folder} do not belong together: {name!r} is "
-                f"{tuple(tensors[name].shape)} in {WEIGHTS}, but {tuple(tensor.shape)} by {DESCRIPTION}"
-            )
-    network.load_state_dict(tensors, strict=True)
-
-
 def _json(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     try:
-        if path.stat().st_size > LARGEST_DESCRIPTION:
-            raise BcnetError(f"{path} is over {LARGEST_DESCRIPTION:,} bytes, too large for a list of widths")
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path, LARGEST_DESCRIPTION))
     except OSError as error:
         raise BcnetError(f"there is no saved network in {folder} ({path.name}: {error.strerror})") from None
     except (ValueError, RecursionError):

@@ -30,8 +30,10 @@ from bcnet.errors import BcnetError
 from bcnet.latency.table import LatencyTable, measure_table
 from bcnet.models.load import LoadedModel, load_model
 from bcnet.models.weights import load_weights
+from bcnet.run.fingerprint import fingerprint
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
+from bcnet.run.weights import fill
 from bcnet.search.constraints import Budget, Constraints, parse_budget
 from bcnet.space.cost import Cost
 from bcnet.space.importance import Scores, importance, taylor
@@ -43,6 +45,7 @@ from bcnet.training.recalibration import recalibrate
 from bcnet.training.task import Task
 from bcnet.utils.progress import Listener
 from bcnet.utils.provenance import commit, package_version
+from bcnet.utils.random_state import kept_random_state
 
 TAYLOR_BATCHES = 8
 
@@ -52,7 +55,7 @@ class Run(RunFolder):
 
     def __init__(self, folder: str | Path, device: str | None = None):
         super().__init__(folder)
-        begun_on = self.read("run").get("device") if device is None and self.done("run") else None
+        begun_on = (self.glance("run") or {}).get("device") if device is None else None
         self.place = distributed.start(cpu=(device or begun_on) == "cpu")
         self.device = self.place.device if self.place.world > 1 else choose_device(device or begun_on)
         self.listener = Listener()
@@ -106,6 +109,12 @@ class Run(RunFolder):
         return make_space(self.source, self.recipe)
 
     @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """What tells the objects that a run from Python was given from others; none where a recipe names them."""
+        given = self.recipe.model == PYTHON
+        return fingerprint(self.space, self.source.model, self.data, self.task_given) if given else {}
+
+    @cached_property
     def costs(self) -> dict[str, Cost]:
         """What widths cost; latency too, once a run whose budgets name it has measured it."""
         if not self.done("latency"):
@@ -142,7 +151,7 @@ class Run(RunFolder):
     def given_network(self) -> nn.Module:
         """The network as it was given, trained, in evaluation mode: where slim ones begin, and their teacher."""
         network = copy.deepcopy(self.source.model)
-        network.load_state_dict(self.tensors("given"))
+        fill(network, self.tensors("given"), self.path("given.safetensors"))
         return network.eval()
 
     def teacher(self) -> nn.Module | None:
@@ -164,6 +173,7 @@ class Run(RunFolder):
         some = [next(batches) for _ in range(min(TAYLOR_BATCHES, len(self.data.train)))]
         return taylor(self.space, self.given_network(), some, self.task.loss)
 
+    @kept_random_state()
     def inherited(self, widths: Any) -> nn.Module:
         """A network at ``widths`` with the most important channels of the given one, batch norm recalibrated where
         something was cut."""
@@ -182,21 +192,23 @@ class Run(RunFolder):
         """The name of the network that ships: the best that was trained within the budgets."""
         return str(self.read("retrain").get("chosen", "found"))
 
+    @kept_random_state()
     def network(self, name: str | None = None) -> nn.Module:
         """A trained network by name (``found``, ``uniform``, ``full``, ...), else the one that ships; in evaluation
         mode."""
         name = name or self.chosen
         network = self.fresh(self.read(f"retrain/{name}")["widths"])
-        network.load_state_dict(self.tensors(f"retrain/{name}"))
+        fill(network, self.tensors(f"retrain/{name}"), self.path("retrain", f"{name}.safetensors"))
         if self.recipe.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return network.eval()
 
+    @kept_random_state()
     def supernet(self) -> Supernet:
         """The trained supernet, in evaluation mode."""
         net = self.fresh_supernet()
         state = {k.removeprefix("net."): t for k, t in self.tensors("train").items() if k.startswith("net.")}
-        net.load_state_dict(state)
+        fill(net, state, self.path("train.safetensors"))
         if self.recipe.channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net.eval()
@@ -218,6 +230,8 @@ def choose_device(name: str | None) -> torch.device:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise BcnetError(f"unknown device {name!r:.40}: say cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BcnetError(f"bcnet does not run on the device {name!r:.40}: say cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BcnetError(f"torch finds no device {name} on this machine: say cpu, or mend the driver")
     return device

@@ -20,16 +20,19 @@ from bcnet.data.source import from_loaders
 from bcnet.errors import BcnetError
 from bcnet.models.load import LoadedModel
 from bcnet.report import words
+from bcnet.run.fingerprint import changed
 from bcnet.run.pipeline import run_stages
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.report import report_data, write_report, write_tradeoff
 from bcnet.run.session import Run, facts
 from bcnet.run.targets import open_target
 from bcnet.training.task import Task
+from bcnet.utils.random_state import kept_random_state
 
 Given = Recipe | Mapping[str, Any] | str | Path | None
 
 
+@kept_random_state()
 def slim(
     model: nn.Module,
     example: Tensor,
@@ -73,7 +76,7 @@ def slim(
         else:
             Run.create(run.folder, chosen, facts(["bcnet.slim"], chosen, str(run.device)))
         run.give(source, data, task)
-        _check_network(run)
+        _check_given(run)
         run_stages(run, until="targets" if chosen.targets else "compare")
     return Result(run, kept)
 
@@ -177,6 +180,8 @@ class Result:
 def _recipe(
     given: Given, budget: str | Sequence[str] | None, targets: Sequence[str] | None, seed: int | None
 ) -> Recipe:
+    if not isinstance(given, (Recipe, Mapping, str, os.PathLike, type(None))):
+        raise BcnetError(f"recipe is {given!r:.40}, but it must be a recipe, its name or file, or the keys to change")
     here: dict[str, Any] = {"model": PYTHON, "data": PYTHON}
     if budget is not None:
         here["budgets"] = _budgets("budget", budget)
@@ -213,6 +218,8 @@ def _check_model(model: object) -> None:
 
 
 def _source(model: nn.Module, example: Tensor, device: torch.device, task: Task | None) -> LoadedModel:
+    if not isinstance(task, (Task, type(None))):
+        raise BcnetError(f"task must be a bcnet.Task, not {type(task).__name__}")
     if not isinstance(example, Tensor) or example.ndim < 2:
         raise BcnetError("example must be one batch of inputs, such as torch.randn(1, 3, 32, 32)")
     own = copy.deepcopy(model).to(device)
@@ -235,10 +242,11 @@ def _check_same(run: Run, chosen: Recipe) -> None:
         raise BcnetError(f"{run.folder} holds a run with another {different}: use the same recipe, or another folder")
 
 
-def _check_network(run: Run) -> None:
-    """A folder goes on with the network it was begun with."""
-    if not run.done("trace"):
+def _check_given(run: Run) -> None:
+    """A folder goes on with the network, the data and the task it was begun with."""
+    traced = run.glance("trace")
+    if traced is None:  # there is nothing yet, or it is done again
         return
-    known = [(v["name"], list(v["candidates"])) for v in run.read("trace")["variables"]]
-    if known != [(v.name, list(v.candidates)) for v in run.space.variables]:
-        raise BcnetError(f"{run.folder} holds a run of another network: choose another folder")
+    different = changed(traced["fingerprint"], run.fingerprint)
+    if different is not None:
+        raise BcnetError(f"{run.folder} holds a run with {different}: choose another folder")

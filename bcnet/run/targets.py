@@ -8,6 +8,7 @@ run. ``bcnet pick`` adds a target later, chosen from the scores that are there a
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bcnet.training import distributed
 
 SHARED = ("given", "latency", "train")
 FOLDER = "targets"
+TRIALS = "trials.sqlite"
 
 
 class Target(Run):
@@ -38,14 +40,21 @@ class Target(Run):
         return super().done(name) or (name in SHARED and self.parent.done(name))
 
     def read(self, name: str) -> dict[str, Any]:
-        return self._owner(name).read(name)
+        return self.parent.read(name) if self._is_shared(name) else super().read(name)
+
+    def check(self, name: str) -> None:
+        return self.parent.check(name) if self._is_shared(name) else super().check(name)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        return self._owner(name).tensors(name)
+        return self.parent.tensors(name) if self._is_shared(name) else super().tensors(name)
 
-    def _owner(self, name: str) -> RunFolder:
-        """Whose result it is: a table of latencies that the parent needed none of is the target's own."""
-        return self.parent if name in SHARED and self.parent.done(name) else RunFolder(self.folder)
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        return self.parent.fingerprint
+
+    def _is_shared(self, name: str) -> bool:
+        """A table of latencies that the parent needed none of is the target's own."""
+        return name in SHARED and self.parent.done(name)
 
 
 def open_target(parent: Run, budget: str, command: list[str]) -> Target:
@@ -60,9 +69,11 @@ def open_target(parent: Run, budget: str, command: list[str]) -> Target:
 
 
 def _begin(folder: Path, parent: Run, budget: str, command: list[str]) -> None:
-    if not (folder / "run.json").is_file():
+    """All of it follows from the parent, so what was lost of the beginning is written anew."""
+    target = RunFolder(folder)
+    if target.glance("run") is None:
         recipe = parent.recipe.changed(budgets=[budget], targets=[])
-        Run.create(folder, recipe, facts(command, recipe, str(parent.device)))
+        target.begin(recipe.to_yaml(), facts(command, recipe, str(parent.device)))
 
 
 def folder_name(budget: str) -> str:
@@ -79,9 +90,9 @@ def known_trials(run: Run) -> list[Trial]:
     """Every trial of a run and of its targets; where a configuration was scored twice, the first."""
     found: dict[tuple[int, ...], Trial] = {}
     for folder in [run.folder, *targets_of(run)]:
-        path = folder / "trials.sqlite"
+        path = folder / TRIALS
         if path.is_file():
-            with TrialStore(path, must_exist=True) as store:
+            with TrialStore(path, read_only=True) as store:
                 for trial in store.trials():
                     found.setdefault(tuple(trial.widths), trial)
     return list(found.values())

@@ -20,7 +20,7 @@ FAILURES_AT_START = 100
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Where a search stands; ``hits`` counts widths answered without scoring, from this run or the store."""
+    """Where a search stands; ``hits`` counts widths that were asked for again, which is the same after a resume."""
 
     generation: int
     evaluations: int
@@ -89,7 +89,6 @@ class Ledger:
                 f"the stored trial {trial.number} is number {number} of this search, so it was made by another "
                 f"version of bcnet or pymoo, or with another scorer: search in another folder"
             )
-        self.hits += 1
         self._take(trial)
 
     def _score_new(self, numbers: dict[tuple[int, ...], int], generation: int) -> None:

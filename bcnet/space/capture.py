@@ -323,6 +323,9 @@ def checked(model: nn.Module, example: Example) -> Arguments:
         raise BcnetError(f"expected a torch.nn.Module, but got {type(model).__name__}")
     if not isinstance(example, (Tensor, Sequence, Mapping)) or isinstance(example, str):
         raise BcnetError(f"the example input must be a tensor, a tuple or a dictionary, not {type(example).__name__}")
+    odd = next((name for name in model.state_dict() if any(sign in name for sign in '"\\\n\r')), None)
+    if odd is not None:
+        raise BcnetError(f"{odd!r:.80} has a quote, backslash or line end in its name: rename that layer")
     given = arguments(example)
     tensors = tensors_in(given)
     if not tensors or not all(t.dim() for t in tensors):

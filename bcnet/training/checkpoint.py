@@ -11,10 +11,12 @@ then renamed, so that it is there as a whole or not at all; the one before it is
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from safetensors.torch import load as read_tensors
 from torch import Tensor
 
 from bcnet.errors import BcnetError
-from bcnet.utils.files import UNFINISHED, checksum, clear_errors, tensor_bytes, write_folder
+from bcnet.utils.files import UNFINISHED, clear_errors, digest, read_regular, tensor_bytes, write_folder
 
 FORMAT_VERSION = 1
 KEPT = 2
@@ -37,16 +39,39 @@ class _Damaged(Exception):
     """Why one checkpoint cannot be read."""
 
 
-def save(folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
+class NoCheckpoint(BcnetError):
+    """There are checkpoints, but none of them can be read (``cause``)."""
+
+    def __init__(self, cause: str):
+        super().__init__(f"{cause}; remove the folder to start anew")
+        self.cause = cause
+
+
+Place = tuple[int, int]
+"""Which folder it is, whatever its name: device and inode."""
+
+
+def prepare(folder: str | Path) -> Place:
+    """Make ``folder`` where it is missing, and tell which one it is."""
+    with _clear_errors(folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        found = os.stat(folder)
+    return found.st_dev, found.st_ino
+
+
+def save(folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any], place: Place | None = None) -> Path:
     """Write a checkpoint into ``folder`` and give its path; of older ones the newest is kept.
 
-    ``state`` must be JSON as it stands: texts as keys, no tuples (:func:`pack` sees to that).
+    ``state`` must be JSON as it stands: texts as keys, no tuples (:func:`pack` sees to that). With ``place``, which
+    :func:`prepare` gave, a folder that was removed or replaced meanwhile is not written to.
     """
     folder = Path(folder)
+    if place is not None and not (folder.is_dir() and prepare(folder) == place):
+        raise BcnetError(f"{folder} was removed or replaced during the training: begin it anew")
     contents = {_TENSORS: tensor_bytes(tensors), _STATE: _to_json(state)}
-    files = {name: {"bytes": len(data), "sha256": checksum(data)} for name, data in contents.items()}
+    files = {name: {"bytes": len(data), "sha256": digest(data)} for name, data in contents.items()}
     contents[_MANIFEST] = _to_json({"format": "bcnet.checkpoint", "version": FORMAT_VERSION, "files": files})
-    with clear_errors(f"a checkpoint in {folder}", "resume, the checkpoint before it is kept"):
+    with _clear_errors(folder):
         _remove(folder.glob(f"{UNFINISHED}*"))
         path = folder / f"checkpoint-{_newest(folder) + 1:06d}"
         write_folder(path, contents)
@@ -70,12 +95,16 @@ def load(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if problems:
             warnings.warn(f"in {folder} {', '.join(problems)}; {path.name} was loaded instead", stacklevel=2)
         return found
-    raise BcnetError(f"no checkpoint in {folder} can be read: {', '.join(problems)}; remove the folder to start anew")
+    raise NoCheckpoint(f"no checkpoint in {folder} can be read: {', '.join(problems)}")
 
 
 def exists(folder: str | Path) -> bool:
     """Whether ``folder`` holds a checkpoint, damaged or not."""
     return bool(_checkpoints(Path(folder)))
+
+
+def _clear_errors(folder: str | Path) -> AbstractContextManager[None]:
+    return clear_errors(f"a checkpoint in {folder}", "resume, the checkpoint before it is kept")
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -86,7 +115,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name in (_TENSORS, _STATE):
         data = _bytes(path / name)
         try:
-            whole = manifest["files"][name] == {"bytes": len(data), "sha256": checksum(data)}
+            whole = manifest["files"][name] == {"bytes": len(data), "sha256": digest(data)}
         except (KeyError, TypeError):
             whole = False
         if not whole:
@@ -101,7 +130,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise _Damaged(f"is damaged ({path.name}: {error.strerror})") from None
 

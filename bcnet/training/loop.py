@@ -68,6 +68,8 @@ class Loop(ABC):
         self.net, self.source, self.config = net, source, config
         self.recipe = config.optimisation
         self.folder = None if folder is None else Path(folder)
+        if not any(p.requires_grad for p in net.parameters()):
+            raise BcnetError("all parameters of the network are frozen: set requires_grad of those to be trained")
         self.device = next(net.parameters()).device
         tune_allocator()
         if config.channels_last:
@@ -78,6 +80,7 @@ class Loop(ABC):
         self.history: History = []
         self.sum, self.step = torch.zeros((), dtype=torch.float64, device=self.device), 0
         self.parts = 1
+        self._place: checkpoint.Place | None = None
         self.per_epoch = len(source)
         if not self.per_epoch:
             raise BcnetError("the training set gives no batch: it is empty or smaller than one batch")
@@ -109,20 +112,21 @@ class Loop(ABC):
 
     def run(self, progress: Callable[[Progress], None] | None = None, epochs: int | None = None) -> None:
         """Train to the end of the schedule, or of its first ``epochs``; goes on where a checkpoint is."""
-        if self.folder is not None and checkpoint.exists(self.folder):
-            self.restore(self.folder)
+        if self.folder is not None:
+            self._place = checkpoint.prepare(self.folder)
+            if checkpoint.exists(self.folder):
+                self._resume(self.folder)
         if not distributed.agree(self.step, self.device):
             raise BcnetError(f"the processes found different checkpoints: {self.folder} must be one folder for all")
         self.net.train()
         steps, saved = (epochs or self.recipe.epochs) * self.per_epoch, time.monotonic()
         recent: list[Tensor] = []
         for number, (x, y) in enumerate(self._batches(steps)):
-            if number == 0:
-                self.check(x, y)
+            step = self._step if number else self._first_step
             rate = self.recipe.rate(self.step, self.per_epoch)
             set_rate(self.optimizer, rate)
             torch.manual_seed(step_seed(self.config.seed, self.step))
-            losses = self._step(x, y)
+            losses = step(x, y)
             self.step += 1
             recent.append(losses)
             if self.step % CHECK_EVERY == 0 or self.step == steps:
@@ -178,6 +182,18 @@ class Loop(ABC):
             self.average.update()
         self.sum += losses.mean()
         return losses
+
+    def _first_step(self, x: Tensor, y: Tensor) -> Tensor:
+        """What cannot work at all, such as inputs of another type than the weights, fails here."""
+        try:
+            self.check(x, y)
+            return self._step(x, y)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            if isinstance(error, BcnetError) or (isinstance(error, RuntimeError) and out_of_memory(error)):
+                raise
+            cause = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            form = f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+            raise BcnetError(f"the first training step, on inputs of {form}, fails: {cause}") from error
 
     def _learn_within_memory(self, x: Tensor, y: Tensor) -> Tensor:
         """Run a batch in halves, quarters, ... where it does not fit into memory as a whole."""
@@ -252,13 +268,29 @@ class Loop(ABC):
     def _save(self) -> None:
         self._check_weights()
         if distributed.world()[0] == 0 and self.folder is not None:
-            checkpoint.save(self.folder, *checkpoint.pack(self._tree()))
+            checkpoint.save(self.folder, *checkpoint.pack(self._tree()), self._place)
+
+    def _resume(self, folder: Path) -> None:
+        try:
+            self.restore(folder)
+        except checkpoint.NoCheckpoint as error:
+            warnings.warn(f"{error.cause}; the training begins anew", stacklevel=3)
 
     def restore(self, folder: Path) -> None:
         """Go on from the newest checkpoint in ``folder``."""
         tree = checkpoint.unpack(*checkpoint.load(folder))
         if tree.get("shape") != self.identity():
             raise BcnetError(f"the checkpoint in {folder} is of another network: choose another folder")
+        try:
+            self._take_back(tree)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, BcnetError):
+                raise
+            raise BcnetError(
+                f"the checkpoint in {folder} does not fit this training: remove the folder to start anew"
+            ) from error
+
+    def _take_back(self, tree: dict[str, Any]) -> None:
         self.net.load_state_dict(tree["net"])
         self.optimizer.load_state_dict(tree["optimizer"])
         for parameter, kept in self.optimizer.state.items():

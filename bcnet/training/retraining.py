@@ -6,6 +6,7 @@ paper's ``random`` (many networks trained for a short while, the best of them to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +145,7 @@ def _numbered(progress: Callable[[int, Progress], None] | None, number: int) -> 
 @torch.no_grad()
 def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> dict[str, float]:
     """Mean ``score`` and ``loss`` of a network over all batches, the task's further scores by name, and the ``count``
-    of samples."""
+    of samples; a :class:`BcnetError` where there are none, or where a mean is no finite number."""
     task = task or Task.classification()
     device = next(network.parameters()).device
     mode = network.training
@@ -161,7 +162,16 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
             count += len(x)
     finally:
         network.train(mode)
-    return {**dict(zip(names, (total / count).tolist(), strict=True)), "count": count}
+    if not count:
+        raise BcnetError("there is nothing to evaluate on: the data gave no batches")
+    found = dict(zip(names, (total / count).tolist(), strict=True))
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise BcnetError(
+                f"the {name} of the network on {count} samples is {value}: the data or the weights hold values that "
+                "are no numbers, or the task gives some"
+            )
+    return {**found, "count": count}
 
 
 @torch.no_grad()

@@ -1,6 +1,10 @@
-"""Files that are there as a whole or not at all, also after a power cut, and what can go wrong in writing them.
+"""Files that may come from strangers, and files that must be there as a whole or not at all.
 
-The content goes to another name in the same folder, is flushed to the disk and renamed; then the folder is flushed.
+Reading looks before it leaps: a pipe would hang, a device never ends, and a large file fills the memory, so only
+regular files up to a stated size are opened. These refusals are ``OSError`` with a ``strerror`` fit for a sentence.
+
+What is written is there as a whole or not at all, also after a power cut: the content goes to another name in the same
+folder, is flushed to the disk and renamed; then the folder is flushed.
 """
 
 from __future__ import annotations
@@ -9,10 +13,11 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from bcnet.errors import BcnetError
 
@@ -21,6 +26,66 @@ if TYPE_CHECKING:
 
 UNFINISHED = ".writing-"
 """How the names of unfinished files and folders begin; a killed process may leave one."""
+CHUNK = 2**20
+
+
+def open_regular(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
+    """A regular file of at most ``most`` bytes, opened for reading; a link to one will do."""
+    try:
+        # Without O_NONBLOCK, opening a pipe waits for a writer that may never come.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except ValueError as error:  # a NUL in its name
+        raise OSError(errno.EINVAL, str(error)) from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "Not a regular file")
+        if most is not None and found.st_size > most:
+            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, where at most {most:,} are read")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """The content of a regular file of at most ``most`` bytes."""
+    with open_regular(path, most) as file:
+        size = os.fstat(file.fileno()).st_size
+        return file.read(size)  # no more than that, even where it grows meanwhile
+
+
+def full_path(path: str) -> Path:
+    """``path`` from the root on, with the home folder that ``~`` or ``~NAME`` stands for."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, a loop of links
+        raise BcnetError(f"{path!r:.80} is no path: {str(error).rstrip('.')}") from None
+
+
+def usable(path: Path) -> Path:
+    """``path`` itself, or a :class:`BcnetError` where no file system can have such a name."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise BcnetError(f"cannot use {str(path)!r:.80}: {getattr(error, 'strerror', None) or error}") from None
+    return path
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of ``data``, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a regular file, read piece by piece."""
+    found = hashlib.sha256()
+    with open_regular(path) as file:
+        while piece := file.read(CHUNK):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -71,11 +136,6 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     from safetensors.torch import save
 
     return save({name: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for name, t in tensors.items()})
-
-
-def checksum(data: bytes) -> str:
-    """The SHA-256 of a file's content, in hex."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _flushed(path: Path, data: bytes) -> None:

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
 from bcnet.errors import BcnetError
+from bcnet.utils.yaml_text import brief
 
 Flag = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True)]
@@ -88,8 +89,8 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     elif kind == "too_short":
         return f"{key} is empty, but it needs at least {context['min_length']}"
     if must:
-        return f"{key} is {value!r:.40}, but it must be {must}"
-    return f"{key} is {value!r:.40}, but {first['msg'][0].lower()}{first['msg'][1:]}"
+        return f"{key} is {brief(value)}, but it must be {must}"
+    return f"{key} is {brief(value)}, but {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
@@ -97,4 +98,4 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     names = list(known)
     near = difflib.get_close_matches(key.rpartition(".")[2][:80], names, n=1, cutoff=0.6)
     guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-    return f"unknown key {key}: {guess}"
+    return f"unknown key {key:.80}: {guess}"

@@ -32,10 +32,12 @@ def compare(run: Run) -> None:
 
 def export(run: Run) -> None:
     """Write the slim network in a form to ship."""
-    run.write("export", export_run(run))
+    written = export_run(run)
+    run.write("export", written, files=[f"export/{file}" for file in written["files"]])
 
 
 def report(run: Run) -> None:
     """Write the page a person looks at."""
     path = write_tradeoff(run) if run.recipe.targets else write_report(run)
-    run.write("report", {"path": str(path.relative_to(run.folder))})
+    name = path.relative_to(run.folder).as_posix()
+    run.write("report", {"path": name}, files=[name])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from typing import Any
 
 from torch import nn
 
-from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, rows_of
 from bcnet.training.retraining import Retraining, evaluate, learnt, retrain
@@ -21,10 +19,6 @@ def score_given(run: Run) -> None:
     start = time.monotonic()
     network = copy.deepcopy(run.source.model).eval()
     before = evaluate(network, run.data.val, run.task, bf16=run.recipe.given.bf16)
-    if not math.isfinite(before["loss"]):
-        raise BcnetError(
-            f"the network as given has a loss of {before['loss']} on validation: check its weights and the data"
-        )
     knows = learnt(network, run.data.val, run.task, bf16=run.recipe.given.bf16)
     if run.recipe.distillation is not None and run.task.distil is None:
         run.listener.note(

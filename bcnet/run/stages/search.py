@@ -54,6 +54,7 @@ def find(run: Run) -> None:
     notes += result.notes
     if result.best is None:
         raise BcnetError(f"the search found no widths within {', '.join(r.budgets)}: {'; '.join(notes)}")
+    reference = {name: scorer.score(widths) for name, widths in named_widths(run).items()}
     found = {
         "best": result.best.to_dict(),
         "front": [trial.to_dict() for trial in result.front],
@@ -61,7 +62,7 @@ def find(run: Run) -> None:
         "hits": result.hits,
         "prior": None if result.prior is None else result.prior.to_dict(),
         "log_width": None if result.log_width is None else result.log_width.to_dict(),
-        "reference": {name: scorer.score(widths) for name, widths in named_widths(run).items()},
+        "reference": {name: score for name, score in reference.items() if np.isfinite(score)},
     }
     _write(run, found, notes, ranked_by, start)
 

@@ -29,6 +29,7 @@ def trace_network(run: Run) -> None:
         "trace",
         {
             "model": run.source.spec,
+            "fingerprint": run.fingerprint,
             "input": list(run.source.input_shape),
             "classes": run.data.classes,
             "variables": variables,
@@ -70,13 +71,16 @@ def _check_weights(run: Run) -> None:
 
 @torch.no_grad()
 def _check_output(run: Run) -> None:
-    """Run two real inputs, so that what cannot work is said before hours of training."""
-    x, y = next(iter(run.data.val.batches(0, 0, run.device)))
-    try:
-        output = run.source.model.eval()(x[:2])
-    except RuntimeError as error:
-        if out_of_memory(error):
-            raise
-        reason = str(error).splitlines()[0][:160]
-        raise BcnetError(f"the network does not run on inputs of shape {tuple(x.shape[1:])}: {reason}") from error
-    run.task.check(output, y[:2])
+    """Run two real inputs of every part, so that what cannot work is said before hours of training."""
+    for source in (run.data.val, run.data.test, run.data.train):
+        if source is None:
+            continue
+        x, y = next(iter(source.batches(0, 0, run.device)))
+        try:
+            output = run.source.model.eval()(x[:2])
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0][:160]
+            raise BcnetError(f"the network does not run on inputs of shape {tuple(x.shape[1:])}: {reason}") from error
+        run.task.check(output, y[:2])

@@ -1,0 +1,293 @@
+"""What the JSON files of a run folder hold, as far as anything in bcnet reads it: checked when they are read.
+
+A file may hold more than its schema names; what is named must be there and of its type, so that whoever reads a
+result need not look again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Width = Annotated[int, Field(ge=1, le=2**26)]
+Widths = Annotated[list[Width], Field(min_length=1, max_length=100_000)]
+Costs = Annotated[dict[str, Count], Field(min_length=1)]
+Seconds = Annotated[FiniteFloat, Field(ge=0)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+
+class _Tensors(_Schema):
+    bytes: Count
+    sha256: Sha256
+
+
+class _Integrity(_Schema):
+    sha256: Sha256
+    recipe: Sha256 | None = None
+    tensors: _Tensors | None = None
+    parts: dict[str, Sha256] = {}
+    files: dict[str, Sha256] = {}
+
+
+class Result(_Schema):
+    """What every result holds."""
+
+    version: int
+    integrity: _Integrity
+
+
+class _Machine(_Schema):
+    system: str
+    threads: Count
+    device: str
+
+
+class RunResult(Result):
+    """run.json: which program began the run, and how; a run begun from tests may say less."""
+
+    recipe: str
+    bcnet: str = ""
+    command: list[str] = []
+    seed: Count = 0
+    commit: str | None = None
+    date: str = ""
+    device: str | None = None
+    versions: dict[str, str] = {}
+    machine: _Machine | None = None
+
+
+class LatencyResult(Result):
+    """latency.json; the table has a format of its own."""
+
+    table: dict[str, Any]
+
+
+class _Variable(_Schema):
+    name: str
+    candidates: Widths
+    layers: list[str]
+    unit: Width
+
+
+class _Budget(_Schema):
+    name: str
+    limit: FiniteFloat
+
+
+class TraceResult(Result):
+    """trace.json: the width space and its budgets."""
+
+    model: str
+    fingerprint: dict[str, Sha256] = {}
+    variables: Annotated[list[_Variable], Field(min_length=1)]
+    budgets: Annotated[list[_Budget], Field(min_length=1)]
+    widths: dict[str, Widths]
+    costs: dict[str, Costs]
+
+
+class _Epoch(_Schema):
+    epoch: Count
+    loss: FiniteFloat
+
+
+class _Metric(_Schema):
+    name: str
+    unit: str
+    higher_is_better: bool
+
+
+class _Measured(_Schema):
+    score: FiniteFloat
+    loss: FiniteFloat
+
+
+class GivenResult(Result, _Measured):
+    """given.json: what the network knew as it was given, and after training where it knew nothing."""
+
+    knew: bool
+    metric: _Metric
+    scored_on: str
+    before: _Measured
+    val: _Measured
+    history: list[_Epoch]
+    seconds: Seconds
+
+
+class TrainResult(Result):
+    """train.json: how the supernet was trained."""
+
+    principle: str
+    steps: Count
+    paths: Count
+    history: list[_Epoch]
+    seconds: Seconds
+
+
+class _Trial(_Schema):
+    number: Count
+    widths: Widths
+    score: FiniteFloat | None
+    costs: Costs
+    feasible: bool
+    generation: Count
+    seconds: Seconds
+    failure: str | None = None
+
+
+class _LogWidth(_Schema):
+    gains: list[FiniteFloat]
+
+
+class SearchResult(Result):
+    """search.json: what was chosen, and the front it was chosen from."""
+
+    best: _Trial
+    front: list[_Trial]
+    evaluations: Count
+    ranked_by: Literal["score", "loss"]
+    scored_by: Literal["steps", "cut", "supernet"]
+    log_width: _LogWidth | None
+    reference: dict[str, FiniteFloat]
+    notes: list[str]
+    seconds: Seconds
+
+
+class DoubtResult(Result):
+    """search/doubt.json: what the scores of a search tell configurations apart by."""
+
+    ranked_by: Literal["score", "loss"] | None
+    note: str
+
+
+class _Round(_Measured):
+    round: Count
+    name: str
+    epochs: Count
+
+
+class RoundResult(Result, _Round):
+    """race/ROUND-NAME.json: what a finalist had on validation after a round."""
+
+
+class RaceResult(Result):
+    """race.json: the finalists and their rounds, and how the winner was trained."""
+
+    winner: str
+    by: Literal["score", "loss"]
+    finalists: Annotated[dict[str, Widths], Field(min_length=1)]
+    rounds: list[_Round]
+    history: list[_Epoch]
+    seconds: Seconds
+
+
+class RetrainResult(Result):
+    """retrain.json: the networks that were trained."""
+
+    networks: Annotated[list[str], Field(min_length=1)]
+    chosen: str
+
+
+class _Network(_Measured):
+    name: str
+    scored_on: str
+    costs: Costs
+    widths: Widths
+    count: Count | None = None
+    learnt: bool = True
+
+
+class TrainedResult(Result, _Network):
+    """retrain/NAME.json: one trained network."""
+
+    history: list[_Epoch]
+    seconds: Seconds = 0
+    val: _Measured | None = None
+
+
+class _Row(_Network):
+    latency_ms: Seconds
+
+
+class CompareResult(Result):
+    """compare.json: the networks side by side."""
+
+    scored_on: str
+    metric: _Metric
+    chosen: str
+    networks: Annotated[list[_Row], Field(min_length=1)]
+
+
+class _Shown(_Measured):
+    costs: Costs
+    latency_ms: Seconds
+
+
+class _Target(_Schema):
+    budget: str
+    folder: str
+    chosen: str
+    metric: _Metric
+    networks: Annotated[dict[str, _Shown], Field(min_length=1)]
+
+
+class TargetsResult(Result):
+    """targets.json: the slim network of every target, and uniform scaling beside it."""
+
+    targets: Annotated[list[_Target], Field(min_length=1)]
+
+
+class ExportResult(Result):
+    """export.json: what was written, and how fast it is."""
+
+    format: str
+    path: str
+    files: list[str]
+    any_batch: bool
+    difference: FiniteFloat | None
+    timed_by: str
+    latency_ms: dict[str, Seconds]
+
+
+class ReportResult(Result):
+    """report.json: where the page is."""
+
+    path: str
+
+
+SCHEMAS: dict[str, type[Result]] = {
+    "run": RunResult,
+    "latency": LatencyResult,
+    "trace": TraceResult,
+    "given": GivenResult,
+    "train": TrainResult,
+    "search": SearchResult,
+    "search/": DoubtResult,
+    "race": RaceResult,
+    "race/": RoundResult,
+    "retrain": RetrainResult,
+    "retrain/": TrainedResult,
+    "targets": TargetsResult,
+    "compare": CompareResult,
+    "export": ExportResult,
+    "report": ReportResult,
+}
+"""By the name of a result; a name that ends in ``/`` stands for all results in that folder."""
+
+
+def fault(name: str, content: dict[str, Any]) -> str | None:
+    """What is wrong with the content of the result called ``name``; None where it is as it should be."""
+    folder, slash, _ = name.rpartition("/")
+    schema = SCHEMAS.get(folder + slash if slash else name, Result)
+    try:
+        schema.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])[:80]
+        return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"[:200]
+    return None

@@ -1,0 +1,161 @@
+"""Seeded mutation of every file that bcnet reads: each ends in one sentence, or in what was written.
+
+A file is changed in a few bytes or, where it is JSON, in one value of it; then it is read as bcnet reads it. Anything
+but a :class:`BcnetError` is a failure, and so are a read of over ten seconds and, for files with digests, a result
+other than the original's. The digests of some files are put right again after the change, as a stranger can.
+
+    python benchmarks/fuzz.py --count 10000 --out docs/results/fuzz.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bcnet.errors import BcnetError
+
+sys.path.insert(0, str(Path(__file__).parent))  # also where this file is imported by its path
+from fuzz_formats import FORMATS, Format
+
+LONGEST = 10.0
+"""Seconds that one read may take."""
+MEMORY = 6 * 2**30
+"""Bytes of address space, beyond what is taken at the start, that all reads together may take."""
+
+
+class TooLong(BaseException):
+    """A read that does not end; no `except Exception` may swallow it."""
+
+
+@dataclass
+class Tally:
+    """What became of the mutants of one format."""
+
+    format: str
+    refused: int = 0
+    same: int = 0
+    other: int = 0
+    slowest_s: float = 0.0
+    sentences: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        plain = {key: value for key, value in vars(self).items() if key != "sentences"}
+        return {**plain, "slowest_s": round(self.slowest_s, 2), "kinds_of_sentences": len(self.sentences)}
+
+
+def fuzz(kind: Format, count: int, seed: int = 0) -> Tally:
+    """Read ``count`` mutants of a format."""
+    tally = Tally(kind.name)
+    with tempfile.TemporaryDirectory(prefix="bcnet-fuzz-") as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = Path(place) / "good"
+        folder.mkdir()
+        files = kind.make(folder)
+        original = kind.read(folder)
+        for number in range(count):
+            rng = random.Random(f"{seed} {kind.name} {number}")
+            path = folder / rng.choice(files)
+            good = path.read_bytes()
+            with _restored(folder, path, good):
+                kind.mutate(rng, folder, path, good)
+                if path.read_bytes() != good:
+                    _judge(kind, folder, original, number, tally)
+    return tally
+
+
+@contextmanager
+def _restored(folder: Path, path: Path, good: bytes) -> Iterator[None]:
+    """Afterwards the folder holds what it held before; reading may leave files, such as SQLite's own."""
+    before = {p for p in folder.rglob("*") if p.is_file()}
+    try:
+        yield
+    finally:
+        for other in {p for p in folder.rglob("*") if p.is_file()} - before:
+            other.unlink()
+        path.write_bytes(good)
+
+
+def _judge(kind: Format, folder: Path, original: Any, number: int, tally: Tally) -> None:
+    start = time.monotonic()
+    try:
+        with _alarm(LONGEST):
+            found = kind.read(folder)
+    except BcnetError as error:
+        tally.refused += 1
+        said = str(error).replace(str(folder), "FOLDER")
+        tally.sentences.add("".join("0" if letter.isdigit() else letter for letter in said)[:60])
+        if "\n" in said or not said or len(said) > 1000:
+            tally.failures.append(f"{number}: not one sentence: {said[:100]!r}")
+    except TooLong:
+        tally.failures.append(f"{number}: over {LONGEST:g} s")
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        tally.failures.append(f"{number}: {type(error).__name__}: {str(error)[:100]}")
+    else:
+        if kind.equal(found, original):
+            tally.same += 1
+        else:
+            tally.other += 1
+            if kind.guarded:
+                tally.failures.append(f"{number}: a silently different result")
+    tally.slowest_s = max(tally.slowest_s, time.monotonic() - start)
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def main() -> None:
+    from bcnet.utils.provenance import provenance
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000, help="mutants of each format")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", metavar="NAME", help="formats whose name begins so")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    options = parser.parse_args()
+    chosen = [f for f in FORMATS if not options.only or any(f.name.startswith(name) for name in options.only)]
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
+    rows = []
+    for kind in chosen:
+        start = time.monotonic()
+        tally = fuzz(kind, options.count, options.seed)
+        rows.append({**tally.row(), "seconds": round(time.monotonic() - start, 1)})
+        figures = f"{tally.refused:,} refused, {tally.same:,} same, {tally.other:,} other"
+        print(f"{kind.name:32s} {figures}, slowest {tally.slowest_s:.2f} s, {len(tally.failures)} failures", flush=True)
+        for failure in tally.failures[:5]:
+            print(f"    {failure}", flush=True)
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            whole = {**provenance(), "mutants_of_each": options.count, "seed": options.seed, "formats": rows}
+            options.out.write_text(json.dumps(whole, indent=1) + "\n")
+    sys.exit(1 if any(row["failures"] for row in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()

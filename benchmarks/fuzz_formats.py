@@ -1,0 +1,441 @@
+"""The files that bcnet reads, for benchmarks/fuzz.py: how to make a good one, to change it, and to read it."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import io
+import json
+import pickle
+import random
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bcnet.bench import BenchSpace, ChannelBench
+from bcnet.bench.spaces import quadratic
+from bcnet.data import LoadOptions
+from bcnet.data.cifar10 import read_cifar10
+from bcnet.data.imagefolder import FolderData, read_folder
+from bcnet.latency.table import LatencyTable
+from bcnet.report import render
+from bcnet.run import serialization
+from bcnet.run.folder import RunFolder, _digest_of
+from bcnet.run.pipeline import run_stages
+from bcnet.run.recipe import Recipe
+from bcnet.run.report import report_data
+from bcnet.run.session import Run, facts
+from bcnet.search.rows import add_up, row_digest
+from bcnet.search.store import TrialStore
+from bcnet.space.network import trace
+from bcnet.space.widths import WidthSpace, WidthVariable, candidates
+from bcnet.training import checkpoint
+
+Mutate = Callable[[random.Random, Path, Path, bytes], None]
+
+
+@dataclass(frozen=True)
+class Format:
+    """``make(folder)`` writes good files and names those to change; ``read(folder)`` reads them as bcnet does.
+
+    ``guarded``: what is read must be the original or refused.
+    """
+
+    name: str
+    make: Callable[[Path], list[str]]
+    read: Callable[[Path], Any]
+    mutate: Mutate
+    guarded: bool
+
+    @staticmethod
+    def equal(a: Any, b: Any) -> bool:
+        return _plain(a) == _plain(b)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), list(value.shape), value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+# Changes
+
+
+def change_bytes(rng: random.Random, folder: Path, path: Path, good: bytes) -> None:
+    """Flip bits, cut, repeat, overwrite or insert, once to three times."""
+    data = bytearray(good)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(data)) if data else 0
+        length = rng.choice([1, 1, 2, 8, 64])
+        kind = rng.randrange(6)
+        if kind == 0 and data:
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            data[at : at + length] = rng.randbytes(length)
+        elif kind == 2:
+            data[at:at] = rng.choice([rng.randbytes(length), bytes(data[at : at + length]) * 2, b"[" * 1000, b"\0"])
+        elif kind == 3:
+            del data[at : at + length]
+        elif kind == 4:
+            del data[at:]
+        else:
+            data[at : at + length] = rng.choice([b"\0", b"\xff", b"9", b"-", b"}", b'"']) * length
+    path.write_bytes(data)
+
+
+ODD: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 2**31, 2**63, 10**4000, -(10**30), 0.5, 1e308, float("inf"), float("nan"), "", "x", "9" * 50,
+    "a\0b", "../../etc/passwd", "\ud800", "<script>", [], [[]], [None], [1] * 5000, {}, {"": None}, {"a": {"b": []}},
+)  # fmt: skip
+
+
+def odd(rng: random.Random, value: Any) -> Any:
+    """``value`` with one part of it, at any depth, replaced, removed or repeated."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        if rng.random() < 0.1:
+            return {k: v for k, v in value.items() if k != key}
+        if rng.random() < 0.05:
+            return {**value, rng.choice(["", "more", "version", "x" * 5000]): rng.choice(ODD)}
+        return {**value, key: odd(rng, value[key])}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        at = rng.randrange(len(value))
+        if rng.random() < 0.1:
+            return value[:at] + value[at + 1 :]
+        if rng.random() < 0.05:
+            return value * 2
+        return [*value[:at], odd(rng, value[at]), *value[at + 1 :]]
+    return rng.choice(ODD)
+
+
+def change_json(rng: random.Random, folder: Path, path: Path, good: bytes) -> None:
+    path.write_text(json.dumps(odd(rng, json.loads(good))), "utf-8")
+
+
+def change_result(rng: random.Random, folder: Path, path: Path, good: bytes) -> None:
+    """Change a result of a run and put its digest right."""
+    content = json.loads(good)
+    integrity = content.pop("integrity")
+    changed = odd(rng, content) if rng.random() < 0.9 else {**content, "version": 2}
+    whole = {**changed, "integrity": integrity} if isinstance(changed, dict) else {"integrity": integrity}
+    if rng.random() < 0.1:
+        other = odd(rng, integrity)
+        whole["integrity"] = other if isinstance(other, dict) else {}
+    whole["integrity"]["sha256"] = _digest_of(whole)
+    path.write_text(json.dumps(whole), "utf-8")
+
+
+def change_description(rng: random.Random, folder: Path, path: Path, good: bytes) -> None:
+    """Change the description of an exported network and put its digest right."""
+    changed = odd(rng, {k: v for k, v in json.loads(good).items() if k != "sha256"})
+    whole = changed if isinstance(changed, dict) else {"widths": changed}
+    path.write_text(json.dumps({**whole, "sha256": serialization.digest_of(whole)}), "utf-8")
+
+
+CELLS = (None, -1, 2**62, 1e300, float("inf"), "", "[]", "{}", "[1,", '{"flops": []}', b"\xff", "9" * 5000)
+
+
+def change_cells(rng: random.Random, folder: Path, path: Path, good: bytes) -> None:
+    """Change a cell of the trials and put the digests right."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        names = [row[1] for row in connection.execute("PRAGMA table_info(trials)")][:-1]
+        column = rng.choice([*names, "key", "value"])
+        table = "settings" if column in ("key", "value") else "trials"
+        rows = connection.execute(f"SELECT rowid FROM {table}").fetchall()
+        try:
+            change = (rng.choice(CELLS), rng.choice(rows)[0])
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", change)
+        except sqlite3.Error:  # a cell that the table itself refuses
+            return
+        trials = connection.execute("SELECT * FROM trials").fetchall()
+        for row in trials:
+            connection.execute("UPDATE trials SET digest = ? WHERE number = ?", (row_digest(row[:-1]), row[0]))
+        settings = connection.execute("SELECT key, value FROM settings WHERE key NOT IN ('sum', 'version')").fetchall()
+        total = add_up([*(row_digest(row[:-1]) for row in trials), *map(row_digest, settings)])
+        connection.execute("UPDATE settings SET value = ? WHERE key = 'sum'", (json.dumps(total),))
+
+
+def change_tensors(rng: random.Random, folder: Path, path: Path, good: bytes) -> None:
+    """Change the weights of an export and put their digest right."""
+    change_bytes(rng, folder, path, good)
+    data, place = path.read_bytes(), folder / serialization.DESCRIPTION
+    content = {k: v for k, v in json.loads(place.read_bytes()).items() if k != "sha256"}
+    content["weights"] |= {"bytes": len(data), "sha256": serialization.digest(data)}
+    place.write_text(json.dumps({**content, "sha256": serialization.digest_of(content)}))
+
+
+# Good files
+
+
+class Small(nn.Sequential):
+    """A network so small that it is traced in a moment."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(4, 10)
+        )
+
+
+@functools.cache
+def _finished() -> Path:
+    """A whole run, made once."""
+    folder = Path(tempfile.mkdtemp(prefix="bcnet-fuzz-run-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    recipe = Recipe.parse(
+        {
+            "model": "zoo:digits_cnn",
+            "data": "digits",
+            "groups": 2,
+            "supernet": {"epochs": 1},
+            "search": {"evaluations": 6, "population": 3},
+            "retrain": {"epochs": 1},
+            "threads": 1,
+        }
+    )
+    run = Run.create(folder, recipe, facts(["fuzz"], recipe, "cpu"))
+    with run.lock():
+        run_stages(run)
+    return folder
+
+
+def _copy_run(folder: Path, *files: str) -> list[str]:
+    shutil.copytree(_finished(), folder, dirs_exist_ok=True)
+    return list(files)
+
+
+RESULTS = ("run", "trace", "train", "search", "retrain", "retrain/found", "compare", "export", "report")
+
+
+def run_results(folder: Path) -> list[str]:
+    return _copy_run(folder, *(f"{name}.json" for name in RESULTS))
+
+
+def _read_results(folder: Path) -> Any:
+    run = RunFolder.open(folder)
+    return run.recipe.to_dict(), {name: (run.check(name), run.read(name))[1] for name in RESULTS if name != "run"}
+
+
+def _read_report(folder: Path) -> Any:
+    run = RunFolder.open(folder)
+    run.read("report")
+    return len(render(report_data(run))) > 0
+
+
+def _run_tensors(folder: Path) -> Any:
+    run = RunFolder.open(folder)
+    return {name: run.tensors(name) for name in ("train", "retrain/found")}
+
+
+def _read_trials(folder: Path) -> Any:
+    with TrialStore(folder / "trials.sqlite", read_only=True) as store:
+        return [t.to_dict() for t in store.trials()], store.settings()
+
+
+def _write_recipe(folder: Path) -> list[str]:
+    (folder / "recipe.yaml").write_text(Recipe.read("digits").to_yaml())
+    return ["recipe.yaml"]
+
+
+def _read_recipe(folder: Path) -> Any:
+    recipe = Recipe.read(folder / "recipe.yaml")
+    return recipe.to_yaml()
+
+
+def _write_checkpoint(folder: Path) -> list[str]:
+    tree = {"step": 3, "net": {"a": torch.arange(6.0), "b": torch.ones(2, 2)}, "history": [[1, 0.5, 0.1]]}
+    path = checkpoint.save(folder, *checkpoint.pack(tree))
+    return [f"{path.name}/{file.name}" for file in path.iterdir()]
+
+
+def _read_checkpoint(folder: Path) -> Any:
+    return checkpoint.unpack(*checkpoint.load(folder))
+
+
+@functools.cache
+def _space() -> Any:
+    torch.manual_seed(0)
+    return trace(Small(), torch.zeros(1, 1, 8, 8), groups=4)
+
+
+def _write_export(folder: Path) -> list[str]:
+    space = _space()
+    scale = {"mean": (4.9,), "std": (6.0,)}
+    description = serialization.Description(
+        {space.names[0]: 3}, ((1, 8, 8),), "zoo:digits_cnn", 10, normalisation=scale
+    )
+    serialization.save(folder, space.build([3]), description)
+    return [serialization.DESCRIPTION, serialization.WEIGHTS]
+
+
+def _read_export(folder: Path) -> Any:
+    """As ``bcnet.load``, but traced once: that alone takes half a second."""
+    found = serialization.describe(folder)
+    kept = serialization._space
+    serialization._space = lambda *_: _space()
+    try:
+        network = serialization.load(folder, model=Small)
+    finally:
+        serialization._space = kept
+    return found, dict(network.state_dict())
+
+
+def _write_space(folder: Path) -> list[str]:
+    variables = [WidthVariable(f"v{i}", candidates(8 * i, 4), (f"l{i}",), 1) for i in range(1, 5)]
+    (folder / "space.json").write_text(WidthSpace(variables).to_json())
+    return ["space.json"]
+
+
+def _read_space(folder: Path) -> Any:
+    from bcnet.bench.spaces import get_space
+
+    space = get_space(str(folder / "space.json"))
+    return space.to_json(), space.all_widths()[:10]
+
+
+SMALL_SPACE = BenchSpace(
+    "small",
+    [WidthVariable(name, candidates(8, groups=4)) for name in ("a", "b")],
+    {"flops": quadratic(lambda a, b: 9 * a + a * b, 2), "params": quadratic(lambda a, b: 10 * a + a * b, 2)},
+)
+
+
+def _write_table(folder: Path) -> list[str]:
+    rng = np.random.default_rng(0)
+    ChannelBench(SMALL_SPACE, rng.uniform(80, 95, (SMALL_SPACE.size, 3)).round(2)).save(folder / "table.json")
+    return ["table.json"]
+
+
+def _read_table(folder: Path) -> Any:
+    table = ChannelBench.load(SMALL_SPACE, folder / "table.json")
+    return table.acc, table.costs, table.best().mean
+
+
+def _write_latency(folder: Path) -> list[str]:
+    rng = np.random.default_rng(0)
+    network = {"widths": [3, 4], "predicted": 1e5, "measured": 1.1e5, "fitted": False}
+    table = {
+        "format": "bcnet.latency.compare",
+        "version": 1,
+        "facts": {"device": "cpu", "batch": 1, "threads": 1},
+        "layers": ["a", "b"],
+        "row_forms": rng.uniform(0, 1, (2, 3)).tolist(),
+        "column_forms": rng.uniform(0, 1, (2, 3)).tolist(),
+        "rows": [[1, 2, 4, 8]] * 2,
+        "columns": [[1, 2, 4, 8]] * 2,
+        "table": rng.uniform(1e3, 1e5, (2, 4, 4)).tolist(),
+        "traffic": [0.0, 1.0, 1.0],
+        "weights": [100.0, 1.0, 0.1],
+        "networks": [network],
+    }
+    (folder / "latency.json").write_text(json.dumps(table))
+    return ["latency.json"]
+
+
+def _read_latency(folder: Path) -> Any:
+    table = LatencyTable.from_json((folder / "latency.json").read_text("utf-8", "replace"))
+    return table([[3, 4], [1, 8]]), table.error
+
+
+def _cifar_rows(n: int = 3) -> tuple[np.ndarray, list[int]]:
+    rng = np.random.default_rng(n)
+    return rng.integers(0, 256, (n, 3072), dtype=np.uint8), rng.integers(0, 10, n).tolist()
+
+
+CIFAR_PARTS = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+
+def _write_binary(folder: Path) -> list[str]:
+    images, labels = _cifar_rows()
+    rows = np.concatenate([np.array(labels, dtype=np.uint8)[:, None], images], axis=1)
+    for name in CIFAR_PARTS:
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    return [f"{name}.bin" for name in CIFAR_PARTS]
+
+
+def _write_pickled(folder: Path) -> list[str]:
+    images, labels = _cifar_rows()
+    for name in CIFAR_PARTS:
+        (folder / name).write_bytes(pickle.dumps({b"data": images, b"labels": labels}, protocol=4))
+    return list(CIFAR_PARTS)
+
+
+def _read_cifar(folder: Path) -> Any:
+    found = read_cifar10(folder)
+    return found.train.images, found.train.labels, found.test.images, found.test.labels
+
+
+def _write_images(folder: Path) -> list[str]:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    names = []
+    for label in ("cat", "dog"):
+        (folder / label).mkdir()
+        for number, kind in enumerate(("png", "jpg", "bmp", "webp", "ppm")):
+            held = io.BytesIO()
+            image = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+            image.save(held, {"jpg": "jpeg"}.get(kind, kind))
+            name = f"{label}/{number}.{kind}"
+            (folder / name).write_bytes(held.getvalue())
+            names.append(name)
+    return names
+
+
+def _read_images(folder: Path) -> Any:
+    data = FolderData(read_folder(folder), LoadOptions(image_size=8, workers=0))
+    return [x.shape for x, _ in data.plain().batches(0)]
+
+
+def _write_widths(folder: Path) -> list[str]:
+    (folder / "widths.json").write_text(json.dumps({"widths": {"a": 3, "b": 4}}))
+    return ["widths.json"]
+
+
+def _read_widths(folder: Path) -> Any:
+    from bcnet.cli.inspect import _read_file
+
+    return _read_file(folder / "widths.json")
+
+
+FORMATS: tuple[Format, ...] = (
+    Format("results, bytes", run_results, _read_results, change_bytes, guarded=True),
+    Format("results, values", run_results, _read_results, change_json, guarded=True),
+    Format("results, digests put right", run_results, _read_report, change_result, guarded=False),
+    Format("tensors of a run", lambda f: _copy_run(f, "train.safetensors", "retrain/found.safetensors"), _run_tensors,
+           change_bytes, guarded=True),
+    Format("recipe of a run", lambda f: _copy_run(f, "recipe.yaml"), lambda f: RunFolder.open(f).recipe.to_dict(),
+           change_bytes, guarded=True),
+    Format("recipe", _write_recipe, _read_recipe, change_bytes, guarded=False),
+    Format("trials, bytes", lambda f: _copy_run(f, "trials.sqlite"), _read_trials, change_bytes, guarded=True),
+    Format("trials, digests put right", lambda f: _copy_run(f, "trials.sqlite"), _read_trials, change_cells,
+           guarded=False),
+    Format("checkpoint", _write_checkpoint, _read_checkpoint, change_bytes, guarded=True),
+    Format("export, bytes", _write_export, _read_export, change_bytes, guarded=True),
+    Format("export, digests put right", lambda f: _write_export(f)[:1], _read_export, change_description,
+           guarded=False),
+    Format("width space, bytes", _write_space, _read_space, change_bytes, guarded=False),
+    Format("width space, values", _write_space, _read_space, change_json, guarded=False),
+    Format("table, bytes", _write_table, _read_table, change_bytes, guarded=False),
+    Format("table, values", _write_table, _read_table, change_json, guarded=False),
+    Format("latency table, bytes", _write_latency, _read_latency, change_bytes, guarded=False),
+    Format("latency table, values", _write_latency, _read_latency, change_json, guarded=False),
+    Format("widths for bcnet cost", _write_widths, _read_widths, change_bytes, guarded=False),
+    Format("CIFAR-10, binary", _write_binary, _read_cifar, change_bytes, guarded=False),
+    Format("CIFAR-10, pickled", _write_pickled, _read_cifar, change_bytes, guarded=False),
+    Format("images", _write_images, _read_images, change_bytes, guarded=False),
+)  # fmt: skip

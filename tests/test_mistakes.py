@@ -1,0 +1,206 @@
+"""Plain mistakes get one plain sentence, on the command line and from Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import terminal
+import tinyrun
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bcnet
+from bcnet.errors import BcnetError
+
+ROOT = Path(__file__).parents[1]
+TINY = {
+    "supernet": {"epochs": 1},
+    "retrain": {"epochs": 1},
+    "search": {"evaluations": 6, "population": 3},
+    "groups": 4,
+    "threads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--set", "about=2001-99-99"], "--set about: this is no YAML that can be read: month must be in 1..12"),
+        (
+            ["--seed", "9" * 5000],
+            "Invalid value for '--seed': Unable to parse input string as an integer, exceeded maximum size",
+        ),
+        (["--set", f"about={'[' * 5000}"], "--set about: this YAML has over 16 levels, more than are read"),
+        (["--set", "about=*a"], "--set about: this is no YAML: found undefined alias 'a' in line 1"),
+        (
+            ["zoo:digits_cnn", "--data", "cifar10:~nosuchuser/x"],
+            "'~nosuchuser/x' is no path: Could not determine home directory",
+        ),
+        (["--device", "meta"], "bcnet does not run on the device 'meta': say cpu, cuda or cuda:1"),
+        (["--device", "mps"], "bcnet does not run on the device 'mps': say cpu, cuda or cuda:1"),
+        (["--device", "xpu"], "bcnet does not run on the device 'xpu': say cpu, cuda or cuda:1"),
+        (["--set", "threads=100000"], "threads is 100000, but it must be at most 256"),
+    ],
+)
+def test_on_the_command_line(words: list[str], sentence: str, tmp_path: Path) -> None:
+    told = terminal.run("run", *words, "--out", str(tmp_path / "run"))
+    assert (told.exit_code, told.stderr) == (2, f"error: {sentence}\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    told = terminal.run("run", "--out", str(tmp_path / ("a" * 300)))
+    assert told.exit_code == 2
+    assert told.stderr.startswith("error: cannot use '/")
+    assert told.stderr.endswith(": File name too long\n")
+    told = terminal.run("recipe", "check", "a" * 5000)
+    assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
+
+
+def test_output_that_cannot_be_written() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "bcnet", "models", "--json"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert (ended.returncode, ended.stderr) == (2, "error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("after", [0.3, 1.0])
+def test_ctrl_c_in_the_first_second(after: float, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bcnet", "run", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=120)[1].endswith("error: interrupted\n")
+    assert process.returncode in (130, -signal.SIGINT)
+
+
+def test_a_python_file_of_a_received_folder_is_run_with_trust_only(tmp_path: Path) -> None:
+    trap, sprung = tmp_path / "trap.py", tmp_path / "sprung"
+    trap.write_text(f"open({str(sprung)!r}, 'w')\n{tinyrun.NETWORK}")
+    run = tinyrun.create(tmp_path, model=f"{trap}:tiny")
+    sentence = f"error: this would run the Python file {trap}: add --trust if you know what it does\n"
+    for command in (["export", str(run.folder)], ["recipe", "check", str(run.path("recipe.yaml"))]):
+        told = terminal.run(*command)
+        assert (told.exit_code, told.stderr) == (2, sentence)
+        assert not sprung.exists()
+    assert terminal.run("recipe", "check", str(run.path("recipe.yaml")), "--trust").exit_code == 0
+    assert sprung.exists()
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def frozen() -> nn.Module:
+    return network().requires_grad_(False)
+
+
+def quoted() -> nn.Module:
+    model = network()
+    model.add_module('a"b', nn.Linear(3, 3))
+    return model
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(1) == target).float()
+
+
+X, Y = torch.randn(48, 2, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            lambda: {"train": [(X[:0], Y[:0])]},
+            "a loader gave a batch without a single input: leave such batches out",
+        ),
+        (
+            lambda: {"val": []},
+            "a loader gives no batches: its data set is empty, or smaller than a batch it drops",
+        ),
+        (
+            lambda: {"model": frozen()},
+            "all parameters of the network are frozen: set requires_grad of those to be trained",
+        ),
+        (
+            lambda: {"task": bcnet.Task(lambda o, t: F.cross_entropy(o, t).detach(), accuracy)},
+            "the first training step, on inputs of float32 (48, 2, 6, 6), fails: element 0 of tensors does not require "
+            "grad and does not have a grad_fn",
+        ),
+        (
+            lambda: {"train": [(X.double(), Y)]},
+            "the network does not run on inputs of shape (2, 6, 6): Input type (double) and bias type (float) should "
+            "be the same",
+        ),
+        (
+            lambda: {"test": [(X.double(), Y)]},
+            "the network does not run on inputs of shape (2, 6, 6): Input type (double) and bias type (float) should "
+            "be the same",
+        ),
+        (
+            lambda: {"train": [(X, Y), (torch.zeros(48, 3, 6, 6), Y)]},
+            "a loader gave inputs of float32 with 3 channels after some of float32 with 2: all must be alike",
+        ),
+        (
+            lambda: {"val": [(X * float("nan"), Y)]},
+            "a loader for scoring gave values that are infinite or no numbers: clean its data",
+        ),
+        (lambda: {"model": accuracy}, "model must be a torch.nn.Module, not function"),
+        (lambda: {"task": "classification"}, "task must be a bcnet.Task, not str"),
+        (lambda: {"budget": 5}, "budget is 5, but it must be a text such as 'flops=50%', or a list of such"),
+        (lambda: {"budget": [5]}, "budgets.0 is 5, but it must be a text"),
+        (
+            lambda: {"recipe": 5},
+            "recipe is 5, but it must be a recipe, its name or file, or the keys to change",
+        ),
+        (
+            lambda: {"model": quoted()},
+            "'a\"b.weight' has a quote, backslash or line end in its name: rename that layer",
+        ),
+        (lambda: {"out": "a\0b"}, "cannot use 'a\\x00b': embedded null byte"),
+        (lambda: {"device": "meta"}, "bcnet does not run on the device 'meta': say cpu, cuda or cuda:1"),
+    ],
+)
+def test_from_python(given: Callable[[], dict[str, Any]], sentence: str) -> None:
+    settings = {"model": network(), "example": X[:1], "train": [(X, Y)], "val": [(X, Y)], "recipe": TINY, **given()}
+    with pytest.raises(BcnetError) as caught:
+        bcnet.slim(**settings, progress=False)
+    assert str(caught.value) == sentence
+
+
+def test_random_numbers_are_given_back() -> None:
+    import random
+
+    import numpy as np
+
+    model, data = network(), [(X, Y)]
+    draws: list[Any] = []
+    for work in (lambda: None, lambda: bcnet.slim(model, X[:1], data, data, recipe=TINY, progress=False).model):
+        torch.manual_seed(3)
+        np.random.seed(3)  # noqa: NPY002
+        random.seed(3)
+        work()
+        draws.append((torch.rand(2).tolist(), np.random.rand(2).tolist(), random.random()))  # noqa: NPY002
+    assert draws[0] == draws[1]
+
+
+def test_a_pipe_instead_of_a_recipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    told = terminal.run("recipe", "check", str(tmp_path / "pipe.yaml"))
+    assert told.exit_code == 2
+    assert told.stderr.startswith("error: there is no recipe ")
