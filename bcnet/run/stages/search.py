@@ -39,7 +39,7 @@ def find(run: Run) -> None:
     if ranked_by is None:
         _choose_safely(run, notes, start)
         return
-    scorer.by = ranked_by
+    scorer.by = "loss" if ranked_by == "loss" else "score"
     with _open_store(run) as store:
         result = search(
             run.space,
