@@ -99,7 +99,7 @@ class _Results:
         self.best: dict[Job, float] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lines = self.file.read_text().split("\n") if self.file.exists() else []
+            lines = self.file.read_text("utf-8", "replace").split("\n") if self.file.exists() else []
         except OSError as error:
             raise BcnetError(f"the folder {folder} cannot be used: {error.strerror or error}") from None
         head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
@@ -107,9 +107,15 @@ class _Results:
             raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")
         whole = [head, *(line for line in lines[1:-1] if line)]
         self._rewrite(whole)
-        for line in whole[1:]:
-            row = json.loads(line)
-            self.best[row["widths"], row["seed"]] = row["best"]
+        for number, line in enumerate(whole[1:], 2):
+            try:
+                row = json.loads(line)
+                job, best = (int(row["widths"]), int(row["seed"])), float(row["best"])
+            except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+                job, best = (0, 0), -1.0
+            if not 0 <= best <= 100:
+                raise BcnetError(f"line {number} of {self.file} is damaged: remove it to train that network again")
+            self.best[job] = best
 
     def _rewrite(self, lines: list[str]) -> None:
         temporary = self.file.with_suffix(".new")
