@@ -142,8 +142,7 @@ def rank(
     listener = listener or Listener()
     place = None if folder is None else Path(folder) / config.name
     if place is not None and (place / "rank.json").exists():
-        found: dict[str, Any] = json.loads((place / "rank.json").read_text())
-        return found
+        return _read_report(place / "rank.json")
     space = bench_space(config)
     wanted = table.space.index(get_space(space).all_widths())
     if config.method in PREDICTORS:
@@ -299,6 +298,16 @@ def _memory(device: str) -> int:
 def _paths(config: RankConfig, space: NetworkSpace) -> int:
     method = config.resolved()
     return len(method.sampling.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not {"method", "seed", "pearson", "spearman", "kendall"} <= set(found):
+        raise BcnetError(f"{path} is damaged: remove it to score again")
+    return found
 
 
 def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:
