@@ -21,6 +21,7 @@ import math
 import multiprocessing
 import os
 import platform
+import random
 import resource
 import signal
 import subprocess
@@ -149,6 +150,7 @@ def run(options: argparse.Namespace) -> None:
     done = cached()
     commit = head()
     wanted = [n for n in names() if any(fnmatch.fnmatch(n, pattern) for pattern in options.only or ["*"])]
+    random.Random(0).shuffle(wanted)  # a part of the run tells of all zoos
     todo = [(tool, name) for tool in options.tool for name in wanted]
     todo = [key for key in todo if key not in done or (options.retry and done[key]["failures"])]
     for i, (tool, name) in enumerate(todo):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 Inputs = tuple[Tensor, ...]
+Pick = Callable[[Any], Any]
 LIMIT = 1e-5  # the largest difference of outputs that rounding explains, relative to the largest output
 
 
@@ -63,6 +65,20 @@ def batch(inputs: Inputs, n: int, noise: float = 0.0) -> Inputs:
     return tuple(t + noise * torch.randn_like(t) if noise and t.is_floating_point() else t for t in many)
 
 
+def check_training(network: nn.Module, original: nn.Module, inputs: Inputs) -> None:
+    """``network`` trains, or at least answers where ``original``, as its author wrote it, does not train either."""
+    try:
+        train_once(network, inputs)
+    except Exception:
+        try:
+            train_once(copy.deepcopy(original), inputs)
+        except Exception:  # whatever is wrong with it is not the tool's
+            with torch.no_grad():
+                network.eval()(*batch(inputs, 2, noise=0.1))
+            return
+        raise
+
+
 def train_once(network: nn.Module, inputs: Inputs) -> None:
     """One forward and backward pass in training mode on a batch of two, finite throughout."""
     outputs = tensors(network.train()(*batch(inputs, 2, noise=0.1)))
@@ -76,15 +92,15 @@ def train_once(network: nn.Module, inputs: Inputs) -> None:
 def counted(network: nn.Module, inputs: Inputs) -> dict[str, int]:
     """Multiply-accumulates by torch's counter, and parameters."""
     # Plain matrix products: the counter does not know the processor's fused attention and recurrent layers.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), unfused():
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), unfused(network):
         network.eval()(*inputs)
     return {"flops": counter.get_total_flops() // 2, "params": sum(p.numel() for p in network.parameters())}
 
 
-@contextmanager
-def unfused() -> Iterator[None]:
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
+def unfused(network: nn.Module) -> AbstractContextManager[None]:
+    """Without oneDNN, which has recurrent layers as one operator, where there are some; without it all else is slow."""
+    recurrent = any("_hh" in name for name, _ in network.named_parameters())
+    return torch.backends.mkldnn.flags(enabled=False) if recurrent else nullcontext()  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -111,15 +127,16 @@ def draws(model: nn.Module, inputs: Inputs) -> bool:
     return any(not torch.equal(a, b) for a, b in zip(*answers, strict=True))
 
 
-def agree(found: nn.Module, expected: nn.Module, inputs: Inputs, what: str) -> float:
-    """The difference of two networks' answers, in double precision where rounding could explain it."""
+def agree(found: nn.Module, expected: nn.Module, inputs: Inputs, what: str, pick: Pick = lambda y: y) -> float:
+    """The difference of what ``pick`` takes of two networks' answers, in double precision where rounding could
+    explain it."""
     found, expected = found.eval(), expected.eval()
-    differ = difference(lambda: found(*inputs), lambda: expected(*inputs))
+    differ = difference(lambda: pick(found(*inputs)), lambda: pick(expected(*inputs)))
     if differ > LIMIT:
         try:
             exact = tuple(t.double() if t.is_floating_point() else t for t in inputs)
             a, b = copy.deepcopy(found).double(), copy.deepcopy(expected).double()
-            differ = difference(lambda: a(*exact), lambda: b(*exact))
+            differ = difference(lambda: pick(a(*exact)), lambda: pick(b(*exact)))
         except Exception:  # a network that fixes its precision is judged in single precision
             differ = differ if differ > 100 * LIMIT else 0.0
     if differ > LIMIT:

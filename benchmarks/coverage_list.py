@@ -99,6 +99,7 @@ def _size(make: object) -> int:
 
 def unseen() -> list[str]:
     """``zoo:NAME`` of all networks that had no part in the making."""
+    import coverage_own_shapes  # noqa: F401
     from coverage_monai import MONAI
     from coverage_own import OWN
 

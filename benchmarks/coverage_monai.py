@@ -9,13 +9,21 @@ import monai.networks.nets as nets
 from torch import nn
 
 Shapes = tuple[tuple[int, ...], ...]
-SIDES = {1: 256, 2: 64, 3: 32}
-MONAI: dict[str, tuple[Callable[[], nn.Module], Shapes]] = {}
+SIDES = {1: (256,), 2: (64,), 3: (16, 32)}  # to try in turn
+MONAI: dict[str, tuple[Callable[[], nn.Module], list[Shapes]]] = {}
+
+
+class _Judgement(nets.PatchDiscriminator):
+    """A discriminator that gives its judgement alone: where every layer is an output, nothing can vary."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x)[-1]
 
 
 def _add(name: str, cls: Any, d: int, shape: tuple[int, ...] | None = None, **options: Any) -> None:
-    """``name`` is ``cls`` with ``options``, on an image of one channel and ``d`` dimensions or on ``shape``."""
-    MONAI[name] = (lambda: cls(**options), (shape or (1, *[SIDES[d]] * d),))
+    """``name`` is ``cls`` with ``options``, on ``shape`` or an image of one channel and ``d`` dimensions."""
+    images: list[Shapes] = [((1, *[side] * d),) for side in SIDES[d]]
+    MONAI[name] = (lambda: cls(**options), [(shape,)] if shape else images)
 
 
 for _d in (1, 2, 3):
@@ -52,8 +60,8 @@ for _d in (2, 3):
     _add(f"VQVAE-{_d}d", nets.VQVAE, _d, **_io, channels=(16, 32), num_res_channels=16, num_res_layers=1,
          downsample_parameters=((2, 4, 1, 1), (2, 4, 1, 1)),
          upsample_parameters=((2, 4, 1, 1, 0), (2, 4, 1, 1, 0)))  # fmt: skip
-    _add(f"PatchDiscriminator-{_d}d", nets.PatchDiscriminator, _d, spatial_dims=_d, channels=16, in_channels=1)
-    _add(f"VoxelMorphUNet-{_d}d", nets.VoxelMorphUNet, _d, (2, *[SIDES[_d]] * _d), spatial_dims=_d, in_channels=2,
+    _add(f"PatchDiscriminator-{_d}d", _Judgement, _d, spatial_dims=_d, channels=16, in_channels=1)
+    _add(f"VoxelMorphUNet-{_d}d", nets.VoxelMorphUNet, _d, (2, *[32] * _d), spatial_dims=_d, in_channels=2,
          unet_out_channels=16, channels=(8, 16, 16, 16, 16, 8), final_conv_channels=(8,))  # fmt: skip
     _add(f"RegUNet-{_d}d", nets.RegUNet, _d, spatial_dims=_d, in_channels=1, num_channel_initial=8, depth=2)
     _add(f"LocalNet-{_d}d", nets.LocalNet, _d, spatial_dims=_d, in_channels=1, num_channel_initial=8,
@@ -82,5 +90,5 @@ _add("VISTA3DEncoder", lambda: nets.SegResNetDS2(spatial_dims=3, init_filters=8,
 MONAI["DiffusionModelUNet-2d"] = (
     lambda: nets.DiffusionModelUNet(spatial_dims=2, in_channels=1, out_channels=1, channels=(16, 32), num_res_blocks=1,
                                     attention_levels=(False, True), norm_num_groups=8, num_head_channels=8),
-    ((1, 32, 32), ()),
+    [((1, 32, 32), ())],
 )  # fmt: skip

@@ -34,9 +34,9 @@ of then.
 
 *Passes* means all of this, for bcnet: something can vary; at the smallest, random and largest widths the network is
 built, runs forward and backward, has exactly the FLOPs that torch's counter sees and exactly the parameters its costs
-say; three images at once are answered as one by one; at full width with the original's weights it answers as the
+say; an image among three is answered as it is alone; at full width with the original's weights it answers as the
 original; at random widths it answers as the original with the dropped channels zeroed; and a path of its supernet
-(`bcv2`, both sides, smallest and random widths) answers as the network built of its weights. Outputs are equal if they
+(`bcv2`, both sides) answers as the network built of its weights. Outputs are equal if they
 differ by less than 1e-5 of the largest, in double precision where single does not decide. Constant weights (ones,
 zeros, small layer scales) are made random first and batch norm is given statistics, so that nothing hides.
 *Weak* is a network of which less than half of the FLOPs can be reduced: 1 − FLOPs(smallest) / FLOPs(largest).

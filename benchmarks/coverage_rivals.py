@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from coverage_bcnet import Check, Row
-from coverage_checks import Inputs, Wrong, agree, counted, settle, state, tensors, train_once, zeroed
+from coverage_checks import Inputs, Wrong, agree, check_training, counted, settle, state, tensors, zeroed
 from torch import Tensor, nn
 
 COARSE, FINE = 2.0**12, 2.0**40  # weights are multiples of 1/COARSE plus their index times 1/FINE
@@ -90,7 +90,7 @@ def _prune(network: nn.Module, original: nn.Module, inputs: Inputs, row: Row, al
 def _results(network: nn.Module, original: nn.Module, inputs: Inputs, row: Row) -> list[tuple[str, Any]]:
     """The checks of a network that a tool has cut from ``original``."""
     return [
-        ("running at reduced widths", lambda: train_once(copy.deepcopy(network), inputs)),
+        ("running at reduced widths", lambda: check_training(copy.deepcopy(network), original, inputs)),
         ("same outputs", lambda: _same_outputs(network, original, inputs)),
         ("smaller", lambda: _smaller(network, original, inputs, row)),
         ("sliced is zeroed", lambda: row.update(sliced=_sliced(network, original, inputs))),

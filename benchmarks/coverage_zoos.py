@@ -54,6 +54,7 @@ INPUTS: dict[str, list[Shapes]] = {
     "pytorchcv:raft*": [((3, 128, 128), (3, 128, 128))],
     "pytorchcv:pfpcnet": [((3, 160, 128),)],
     "pytorchcv:superpointnet": [((1, 64, 64),)],
+    "pytorchcv:*": [((3, side, side),) for side in (64, 224, 256, 299, 331)],
     "smp:*": [((3, side, side),) for side in (64, 128, 256)],
     "ultralytics:*": [((3, side, side),) for side in (64, 128, 256)],
     "transformers:Wav2Vec2FeatureEncoder": [((4000,),)],
@@ -248,10 +249,11 @@ def _monai(name: str) -> tuple[nn.Module, list[Shapes]]:
     from coverage_monai import MONAI
 
     make, shapes = MONAI[name]
-    return make(), [shapes]
+    return make(), shapes
 
 
 def _own(name: str) -> tuple[nn.Module, list[Shapes]]:
+    import coverage_own_shapes  # noqa: F401
     from coverage_own import OWN
 
     cls, shapes = OWN[name]
