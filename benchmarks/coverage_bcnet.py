@@ -164,8 +164,9 @@ def taken(space: NetworkSpace, widths: np.ndarray, model: nn.Module) -> dict[str
     """The flat indices of ``model``'s tensors that a cut network has, found by cutting networks filled with them."""
     digits: list[dict[str, Tensor]] = []
     original = {n: t.detach().clone() for n, t in state(model).items() if t.is_floating_point()}
-    base = 2**20
-    for digit in (lambda i: i % base, lambda i: i // base):
+    base = 2**24  # what single precision counts to
+    large = any(t.numel() > base for t in original.values())
+    for digit in (lambda i: i % base, lambda i: i // base)[: 1 + large]:
         with torch.no_grad():
             for name, tensor in state(model).items():
                 if name in original:
@@ -175,7 +176,7 @@ def taken(space: NetworkSpace, widths: np.ndarray, model: nn.Module) -> dict[str
             for name, tensor in state(model).items():
                 if name in original:
                     tensor.copy_(original[name])
-    return {name: digits[0][name] + base * digits[1][name] for name in digits[0]}
+    return {name: sum(base**i * digit[name] for i, digit in enumerate(digits)) for name in digits[0]}
 
 
 def mixed(space: NetworkSpace) -> list[str]:
@@ -185,7 +186,7 @@ def mixed(space: NetworkSpace) -> list[str]:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         name = node.target._schema.name
-        source = next((a for a in node.all_input_nodes if a.name in space.coupling.sizes), None)
+        source = next((a for a in node.all_input_nodes if space.coupling.sizes.get(a.name)), None)
         if source is None:
             continue
         varies = {i for i, size in enumerate(space.coupling.sizes[source.name][0]) if size.terms}
@@ -208,7 +209,7 @@ def check_supernet(space: NetworkSpace, widths: np.ndarray, inputs: Inputs) -> N
     net = Supernet(space, "bcv2")
     randomise(net)
     net.eval()
-    many = batch(inputs, 4, noise=0.3)
+    many = batch(inputs, 2, noise=0.3)
     given = many[0] if len(many) == 1 else many
     for side in net.sides:
         plan = net.plan(widths, side)

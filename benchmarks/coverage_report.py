@@ -26,7 +26,7 @@ bcnet is that of {commits}; every row names the commit it was measured at.
 {models} networks with random weights, nothing downloaded. **{unseen} of them had no part in the making of bcnet**
 (`benchmarks/coverage_unseen.txt`): {zoos}. They were chosen by rule from the packages' registries before bcnet was
 run on any of them (`benchmarks/coverage_list.py`), but what failed in the first run on them has been mended since, so
-they have a part in what comes next. The other {seen} are every fifth of the {earlier} networks of timm and torchvision
+they have a part in what comes next. The other {seen} are every 14th of the {earlier} networks of timm and torchvision
 that the tracing was written with (`benchmarks/coverage_models.txt`); on all of these an earlier bcnet passed the checks
 of then.
 

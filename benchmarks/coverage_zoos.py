@@ -54,7 +54,7 @@ INPUTS: dict[str, list[Shapes]] = {
     "pytorchcv:raft*": [((3, 128, 128), (3, 128, 128))],
     "pytorchcv:pfpcnet": [((3, 160, 128),)],
     "pytorchcv:superpointnet": [((1, 64, 64),)],
-    "pytorchcv:*": [((3, side, side),) for side in (64, 224, 256, 299, 331)],
+    "pytorchcv:*": [((3, side, side),) for side in (64, 96, 128, 224, 256, 299, 331)],
     "smp:*": [((3, side, side),) for side in (64, 128, 256)],
     "ultralytics:*": [((3, side, side),) for side in (64, 128, 256)],
     "transformers:Wav2Vec2FeatureEncoder": [((4000,),)],
@@ -174,9 +174,13 @@ def _pytorchcv(name: str) -> nn.Module:
     if re.match("jasper|quartznet", name):
         return _Sound(get_model(name, pretrained=False, from_audio=False))
     try:
-        return get_model(name, pretrained=False, **options)
+        model = get_model(name, pretrained=False, **options)
     except TypeError:  # not every pose network can give its heat map
-        return get_model(name, pretrained=False)
+        model = get_model(name, pretrained=False)
+    for module in model.modules():
+        if isinstance(getattr(module, "final_pool", None), nn.AvgPool2d):
+            module.final_pool = nn.AdaptiveAvgPool2d(1)  # the same for a large image, and small ones can be run too
+    return model
 
 
 def _smp(name: str) -> nn.Module:
