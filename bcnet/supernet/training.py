@@ -154,8 +154,8 @@ class _Trainer(Loop):
         """Run all paths on a part of a batch; that part's share of their losses, (p,)."""
         if self.fused is not None:
             pairs, weights = [(p.widths, p.side) for p in paths], [p.weight * share for p in paths]
-            loss = self.task.loss if self.own_task else None
-            return self.fused.step(x, y, pairs, weights, self.recipe.label_smoothing, _teachers(paths), loss) * share
+            own = self.task.loss if self.own_task else None
+            return self.fused.step(x, y, pairs, weights, self.recipe.label_smoothing, _teachers(paths), own) * share
         losses: list[Tensor] = []
         pending: list[Tensor] = []
         runs: list[tuple[Any, list[Tensor]]] = []

@@ -294,15 +294,15 @@ class Tape:
                 floats, leaves, self.slices.differentiate(y, gradient, leaves, s), strict=True
             ):
                 given.setdefault(number, []).append(torch.zeros_like(leaf) if found is None else found)
-        for number, found in given.items():
+        for number, gradients in given.items():
             if number in self.graphs:
-                rows = self.plain_grads.setdefault(number, [[] for _ in found])
-                for row, one in zip(rows, found, strict=True):
+                rows = self.plain_grads.setdefault(number, [[] for _ in gradients])
+                for row, one in zip(rows, gradients, strict=True):
                     row.append(one)
-            elif found[0].dim() == 4:
-                self._give(number, Rows.apart([_channels_last(one) for one in found]))
+            elif gradients[0].dim() == 4:
+                self._give(number, Rows.apart([_channels_last(one) for one in gradients]))
             else:
-                self._give(number, Rows.whole(torch.stack(found)))
+                self._give(number, Rows.whole(torch.stack(gradients)))
 
     @staticmethod
     def _shaped(rows: Tensor, y: Tensor) -> Tensor:
