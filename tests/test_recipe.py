@@ -23,7 +23,7 @@ from bcnet.training.retraining import Distillation, RandomBaseline
 
 LEAST = {"model": "zoo:digits_cnn", "data": "digits"}
 SCRATCH = {**LEAST, "start": "scratch"}
-*_FIRST, _LAST = [repr(name) for name in get_args(Compared)]
+*_FIRST, _LAST = get_args(Compared)
 _ONE_OF = f"{', '.join(_FIRST)} or {_LAST}"
 
 

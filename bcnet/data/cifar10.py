@@ -146,7 +146,7 @@ class _CifarUnpickler(pickle.Unpickler):
 def _check_memo(data: bytes) -> None:
     """A few bytes can ask for a memo of gigabytes: places in it may not be more than the bytes of the file."""
     for operation, argument, _ in pickletools.genops(data):
-        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument) <= len(data):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(data):
             raise pickle.UnpicklingError("it asks for more memory than it can need")
 
 

@@ -67,8 +67,7 @@ class LoadedModel:
         if squeeze and not self.kept:
             raise BcnetError(f"{self.spec} keeps no squeeze widths that could be searched too")
         ignored = (*ignore, *(() if squeeze else self.kept))
-        grid = {"groups": groups, "base": base, "round_to": round_to, "least": least}
-        return trace(self.model, self.example, ignore=ignored, **grid)
+        return trace(self.model, self.example, groups=groups, base=base, round_to=round_to, least=least, ignore=ignored)
 
 
 def load_model(

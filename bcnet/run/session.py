@@ -87,8 +87,14 @@ class Run(RunFolder):
     @cached_property
     def data(self) -> Data:
         r = self.recipe
-        held = {"val_fraction": r.val_fraction, "seed": r.seed, "options": r.loading}
-        return load_data(r.data, device=self.device, shard=self.place.shard, **held)
+        return load_data(
+            r.data,
+            val_fraction=r.val_fraction,
+            seed=r.seed,
+            device=self.device,
+            shard=self.place.shard,
+            options=r.loading,
+        )
 
     @cached_property
     def task(self) -> Task:
@@ -111,8 +117,12 @@ class Run(RunFolder):
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         """What tells the objects that a run from Python was given from others; none where a recipe names them."""
-        given = self.recipe.model == PYTHON
-        return fingerprint(self.space, self.source.model, self.data, self.task_given) if given else {}
+        if self.recipe.model != PYTHON:
+            return {}
+        found = fingerprint(self.space, self.source.model, self.data, self.task_given)
+        if self.recipe.start == "scratch":
+            del found["weights"]  # which are thrown away
+        return found
 
     @cached_property
     def costs(self) -> dict[str, Cost]:

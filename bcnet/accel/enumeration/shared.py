@@ -9,6 +9,7 @@ rounding (relative 1e-5), and never depend on which other configurations were as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -164,13 +165,13 @@ def walk(walker: Walker, x: Tensor, ranks: Ranks, kept: Prefixes, batch: int) ->
     def descend(rows: list[int], depth: int) -> Iterator[tuple[int, Tensor]]:
         if depth == walker.tail:
             for row in rows:
-                walker.choose_rest(ranks[row, depth:])
+                walker.choose_rest(ranks[row, depth:].tolist())
                 yield row, walker.output
             return
         for rank in sorted({int(ranks[row, depth]) for row in rows}):
             some = [row for row in rows if ranks[row, depth] == rank]
             walker.take(depth, rank)
-            stand(keys[some[0]][: depth + 3], lambda level=depth + 1: walker.run(level))
+            stand(keys[some[0]][: depth + 3], partial(walker.run, depth + 1))
             yield from descend(some, depth + 1)
         walker.leave(depth)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from bcnet.supernet.loss_log import LossLog
 from bcnet.training import distributed
 from bcnet.training.inherit import CutScorer
 
+Measure = Literal["score", "loss"]
 SCREENED = 4
 """Random configurations cut for each that begins the search."""
 PROBED = 16
@@ -75,7 +76,7 @@ def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, st
 
 def _trusted_measure(
     run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | PathLosses | None
-) -> tuple[str | None, str]:
+) -> tuple[Measure | None, str]:
     """What scores tell configurations apart by: the recipe's measure, else the loss, else nothing; and in a sentence
     why, where it is not the recipe's. Known after the first time, so that a resumed search does the same."""
     if not run.recipe.fallback:
@@ -83,7 +84,7 @@ def _trusted_measure(
     if not run.done(DOUBT):
         rng = np.random.default_rng([run.recipe.seed, 31])
         rows = initial if isinstance(initial, np.ndarray) else run.constraints.sample(rng, PROBED)[0]
-        asked = [run.recipe.rank_by, *(["loss"] if run.recipe.rank_by == "score" else [])]
+        asked: list[Measure] = ["score", "loss"] if run.recipe.rank_by == "score" else ["loss"]
         by = next((by for by in asked if tells_apart(scores_in_parts(run, scorer, rows, by))), None)
         run.write(DOUBT, {"ranked_by": by, "note": _doubt(run.recipe.rank_by, by, len(rows))})
     known = run.read(DOUBT)
