@@ -1,19 +1,26 @@
-# make run   the main job, on what bcnet carries with it
-# make test  all tests
-# Both need only Python 3.11 or newer, git and make; they create .venv when it is missing or outdated.
+# make run       the main job, on what bcnet carries with it
+# make test      the tests; those whose packages are missing are skipped, and the end says which
+# make test-all  all tests, with every optional package: only what needs a GPU is left out
+# All need only Python 3.11 or newer, git and make; they create .venv when it is missing or outdated.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS := dev,onnx,parquet,report
+# Kernels are tested in Triton's interpreter. A torch for CUDA brings the Triton it needs; any other gets this one.
+TRITON := 3.9.0
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: run test lint docs constraints clean
+.PHONY: run test test-all lint docs constraints clean
 
 run: $(VENV)/.installed
 	$(BIN)/bcnet run
 
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+test-all: $(VENV)/.installed-all
+	$(PYTEST)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -27,7 +34,7 @@ docs: $(VENV)/.installed-docs
 constraints:
 	rm -rf build/resolve
 	$(PYTHON) -m venv build/resolve
-	build/resolve/bin/python -m pip install --quiet torch==2.13.0 '.[$(EXTRAS),tensorboard,docs]'
+	build/resolve/bin/python -m pip install --quiet torch==2.13.0 '.[dev,all,docs]'
 	echo '# The exact versions that the tests run with; made by `make constraints`.' > constraints.txt
 	build/resolve/bin/python -m pip freeze --exclude bcnet | sed 's/+cpu$$//' >> constraints.txt
 
@@ -39,6 +46,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing bcnet into $(VENV); the first time this takes some minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.installed-all: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,all]'
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton==$(TRITON)
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

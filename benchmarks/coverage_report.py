@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
-NOT_COUPLED = ("starting", "creating the model", "tracing and coupling", "building the dependency graph")
+TOOLS = {"bcnet": "bcnet", "torch-pruning": "Torch-Pruning", "fastnas": "FastNAS"}
+KINDS = {
+    "wrong": "wrong without a word",
+    "raw": "raw error",
+    "refused": "refused in a sentence",
+    "late": "out of time",
+}
 
 TEXT = """\
-# Any CNN: what bcnet and Torch-Pruning can resize
+# Any CNN: what bcnet, Torch-Pruning and FastNAS can resize
 
 Made from [coverage.json](coverage.json) by `{command}` on {date}: {machine}; {versions}.
-Every row there names the commit it was measured at.
+bcnet is that of {commits}; every row names the commit it was measured at.
 
-{models} networks with random weights: of every family of timm's CNN modules the smallest variant, and all CNNs among
-torchvision's classification models (`benchmarks/coverage_models.txt`). bcnet *works* where it finds
-something to vary and the network, built at its smallest, random and largest widths, runs forward and backward, has
-exactly the FLOPs that torch's counter sees and exactly the parameters its costs say, and at full width with the
-original weights gives the original's output. Torch-Pruning (`BasePruner`, group magnitude, ratio 0.5, the classifier
-left alone, no hints for single models) *works* where the pruned network has fewer parameters and as many classes and
-runs forward and backward. Each has a limit of processor time per model ({limits}); a model out of time does not work,
-and is also counted apart.
+{models} networks with random weights, nothing downloaded. **{unseen} of them had no part in the making of bcnet**
+(`benchmarks/coverage_unseen.txt`): {zoos}. They were chosen by rule from the packages' registries before bcnet was
+run on any of them (`benchmarks/coverage_list.py`), but what failed in the first run on them has been mended since, so
+they have a part in what comes next. The other {seen} are every 14th of the {earlier} networks of timm and torchvision
+that the tracing was written with (`benchmarks/coverage_models.txt`); on all of these an earlier bcnet passed the checks
+of then.
 
 {summary}
 
-Seconds are processor time on one thread for the analysis alone: for bcnet `trace`, of which `torch.export` takes
-{export:.0%}; for Torch-Pruning the making of its pruner. Coupling itself, without the export, takes bcnet at most
-{coupling:.1f} s.
+*Passes* means all of this, for bcnet: something can vary; at the smallest, random and largest widths the network is
+built, runs forward and backward, has exactly the FLOPs that torch's counter sees and exactly the parameters its costs
+say; an image among three is answered as it is alone; at full width with the original's weights it answers as the
+original; at random widths it answers as the original with the dropped channels zeroed; and a path of its supernet
+(`bcv2`, both sides) answers as the network built of its weights. Outputs are equal if they
+differ by less than 1e-5 of the largest, in double precision where single does not decide. Constant weights (ones,
+zeros, small layer scales) are made random first and batch norm is given statistics, so that nothing hides.
+*Weak* is a network of which less than half of the FLOPs can be reduced: 1 − FLOPs(smallest) / FLOPs(largest).
+
+Where channels are normalised or reduced together without weights (layer and group norm, weight standardisation, a mean
+over channels) zeroing is not slicing, and {incomparable} networks cannot be compared so; they are counted as passing
+that check, and the supernet's check holds them.
+
+Torch-Pruning (`BasePruner`, group magnitude, ratio 0.5) and ModelOpt's FastNAS (`convert`, the smallest network,
+`export`; no search) *pass* where the resized network runs forward and backward, has outputs of the same shapes and
+fewer parameters, FastNAS's export answers as its path did, and it is the original with zeros wherever bcnet's row shows
+that the network can be compared so. They get no hints for single networks. Torch-Pruning is told the layers that give
+the output, found by autograd or, if it then fails, by their width, and has passed if either way passes. What it costs
+each tool to be exact about FLOPs, other batches and many widths is not asked of them. {rivals}
+
+Seconds of processor time on one thread, for the analysis alone (bcnet: `trace`, of which `torch.export` takes
+{export:.0%}): {seconds}. Limits for a network, checks and all: {limits}; a network out of time does not pass.
+
+## What this does not show
+
+Random weights: that a network can be cut says nothing about how well it then learns. Inputs are small, one size each,
+and on the CPU. One random configuration stands for all. Networks that no input tried here runs on, that need
+more than one size or kind of input each time, or that are larger than the smallest of their family are not in the list,
+nor are whole detectors with their boxes, and transformers without convolutions. Torch-Pruning and FastNAS would do
+better with hints from somebody who knows them.
 
 ## Where bcnet fails
 
 {failures}
+
+## Weak networks
+
+{weak}
 
 ## Built from the graph
 
@@ -49,97 +86,167 @@ Besides the network's output, which never varies. Reasons as bcnet gives them, w
 
 ## Where Torch-Pruning fails
 
-{others}
+{torch_pruning}
+
+## Where FastNAS fails
+
+{fastnas}
 """
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The page for people."""
-    ours = [r for r in results["rows"] if r["tool"] == "bcnet"]
-    theirs = [r for r in results["rows"] if r["tool"] == "torch-pruning"]
+    rows = {tool: [r for r in results["rows"] if r["tool"] == tool] for tool in TOOLS}
+    ours = rows["bcnet"]
+    comparable = {r["model"] for r in ours if r.get("sliced") == "equal"}
+    for tool in ("torch-pruning", "fastnas"):
+        rows[tool] = [judged(row, comparable) for row in rows[tool]]
     traced = [r for r in ours if "seconds" in r]
+    unseen = [r["model"] for r in ours if r["unseen"]]
+    zoos = Counter(name.partition(":")[0] for name in unseen)
     return TEXT.format(
         command=results["command"],
         date=results["date"],
         machine=results["machine"],
         versions=", ".join(f"{name} {version}" for name, version in results["versions"].items()),
+        commits=", ".join(commit[:12] for commit in results["commits"]),
         models=len(ours),
-        limits=", ".join(f"{name} {seconds} s" for name, seconds in results["limits_in_seconds"].items()),
-        summary=_summary(ours, theirs),
+        unseen=len(unseen),
+        seen=len(ours) - len(unseen),
+        earlier=results["earlier"],
+        zoos=", ".join(f"{n} of {zoo}" for zoo, n in zoos.items()),
+        summary=summary(rows),
+        incomparable=sum(1 for r in ours if r.get("sliced", "").startswith("not comparable")),
+        rivals=" ".join(f"{TOOLS[tool]} was measured on {len(rows[tool])} of the networks." for tool in list(rows)[1:]),
         export=sum(r["export_seconds"] for r in traced) / max(1e-9, sum(r["seconds"] for r in traced)),
-        coupling=max((r["seconds"] - r["export_seconds"] for r in traced), default=0.0),
-        failures=_failures(ours),
-        graphs=_graphs(ours),
-        fixed=_fixed(ours),
-        others=_failures(theirs),
+        seconds="; ".join(f"{TOOLS[tool]} {seconds(rows[tool])}" for tool in TOOLS),
+        limits=", ".join(f"{TOOLS[name]} {limit} s" for name, limit in results["limits_in_seconds"].items()),
+        failures=failures(ours),
+        weak=weak(ours),
+        graphs=graphs(ours),
+        fixed=fixed(ours),
+        torch_pruning=failures(rows["torch-pruning"]),
+        fastnas=failures(rows["fastnas"]),
     )
 
 
-def _summary(ours: list[Row], theirs: list[Row]) -> str:
-    lines = ["| | bcnet | Torch-Pruning |", "| --- | ---: | ---: |"]
-    for source in ("timm", "torchvision"):
-        mine, other = ([r for r in rows if r["model"].startswith(f"{source}:")] for rows in (ours, theirs))
-        lines += [
-            f"| {source}: models | {len(mine)} | {len(other)} |",
-            f"| {source}: coupled | {_share(mine, _coupled)} | {_share(other, _coupled)} |",
-            f"| {source}: works end to end | {_share(mine, _works)} | {_share(other, _works)} |",
-            f"| {source}: out of time | {_share(mine, _late)} | {_share(other, _late)} |",
-        ]
-    return "\n".join([*lines, f"| seconds, median (worst) | {_seconds(ours)} | {_seconds(theirs)} |"])
+def judged(row: Row, comparable: set[str]) -> Row:
+    """The row of another tool, wrong where its network should be the original with zeros and is not."""
+    if row.get("sliced") != "differs" or row["model"] not in comparable:
+        return row
+    wrong = {"at": "sliced is zeroed", "kind": "wrong", "error": "it differs from the original with zeros"}
+    return row | {"failures": [*row["failures"], wrong]}
 
 
-def _coupled(row: Row) -> bool:
-    return row["failed_at"] not in NOT_COUPLED
+def passes(row: Row) -> bool:
+    return not row["failures"]
 
 
-def _works(row: Row) -> bool:
-    return row["failed_at"] is None
+def kind(row: Row) -> str | None:
+    """The worst way in which a network failed."""
+    return next((k for k in KINDS if any(f["kind"] == k for f in row["failures"])), None)
 
 
-def _late(row: Row) -> bool:
-    return bool(row.get("timed_out"))
+def summary(rows: dict[str, list[Row]]) -> str:
+    shown = [tool for tool in TOOLS if rows[tool]]
+    lines = [f"| | {' | '.join(TOOLS[t] for t in shown)} |", f"| --- |{' ---: |' * len(shown)}"]
+
+    def line(title: str, of: Callable[[Row], bool], holds: Callable[[Row], bool]) -> None:
+        cells = [share([r for r in rows[t] if of(r)], holds) for t in shown]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+
+    line("**no part in the making: passes**", lambda r: r["unseen"], passes)
+    for name, told in KINDS.items():
+        line(f"… {told}", lambda r: r["unseen"], lambda r, name=name: kind(r) == name)
+    line("… passes and is not weak", lambda r: r["unseen"], lambda r: passes(r) and not r.get("weak", False))
+    for zoo in dict.fromkeys(r["model"].partition(":")[0] for r in rows["bcnet"] if r["unseen"]):
+        line(f"{zoo}: passes", lambda r, zoo=zoo: r["unseen"] and r["model"].startswith(f"{zoo}:"), passes)
+    line("seen in the making: passes", lambda r: not r["unseen"], passes)
+    line("all: passes", lambda r: True, passes)
+    return "\n".join(lines)
 
 
-def _share(rows: list[Row], holds: Any) -> str:
+def share(rows: list[Row], holds: Callable[[Row], bool]) -> str:
     count = sum(1 for row in rows if holds(row))
-    return f"{count} ({count / max(1, len(rows)):.1%})"
+    return f"{count} of {len(rows)} ({count / len(rows):.0%})" if rows else "–"
 
 
-def _seconds(rows: list[Row]) -> str:
+def seconds(rows: list[Row]) -> str:
     taken = [row["seconds"] for row in rows if "seconds" in row]
-    return f"{median(taken):.1f} ({max(taken):.1f})" if taken else "–"
+    slow = sum(1 for s in taken if s > 15)
+    return f"median {median(taken):.1f}, worst {max(taken):.1f}, above 15 s {slow}" if taken else "–"
 
 
-def _failures(rows: list[Row]) -> str:
-    failed = [row for row in rows if not _works(row)]
-    lines = [f"| `{row['model']}` | {row['failed_at']} | {_cell(row['error'])} |" for row in failed]
-    return "\n".join(["| model | failed at | because |", "| --- | --- | --- |", *lines]) if lines else "Nowhere."
-
-
-def _graphs(rows: list[Row]) -> str:
-    graphs = [row for row in rows if row.get("own_class") is False]
-    own = sum(1 for row in rows if row.get("own_class"))
-    lines = []
-    for row in graphs:
-        because = row["graph_because"]
-        why = because[because.find("(") + 1 : because.rfind("), so")]
-        lines.append(f"| `{row['model']}` | {_cell(why)} |")
-    table = "\n".join(["| model | what its class says |", "| --- | --- |", *lines])
-    return f"{len(graphs)} of {len(graphs) + own}.\n\n{table}"
-
-
-def _fixed(rows: list[Row]) -> str:
-    lines = []
+def failures(rows: list[Row]) -> str:
+    """Failures by class of error, the worst kinds and the largest classes first."""
+    classes: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for row in rows:
-        reasons = Counter(_reason(why) for _, why in row.get("fixed", []) if why != "it is the network's output")
-        if reasons:
-            told = "; ".join(f"{why} ({n})" for why, n in reasons.most_common())
-            lines.append(f"| `{row['model']}` | {row['variables']} | {_cell(told)} |")
-    head = ["| model | variables | fixed because |", "| --- | ---: | --- |"]
+        for failure in row["failures"]:
+            at = re.sub(r" at \w+ widths$", "", failure["at"])
+            key = (failure["kind"], at, error_class(failure["error"]))
+            found = classes.setdefault(key, [])
+            if row["model"] not in [model for model, _ in found]:
+                found.append((row["model"], failure["error"]))
+    ordered = sorted(classes.items(), key=lambda item: (list(KINDS).index(item[0][0]), -len(item[1])))
+    lines = ["| kind | check | networks | for example, because |", "| --- | --- | ---: | --- |"]
+    for (how, at, _), found in ordered:
+        model, error = min(found, key=lambda pair: not pair[0].startswith("own:"))
+        names = ", ".join(f"`{m}`" for m, _ in found[:4] if m != model)
+        more = f"; also {names}" + (" …" if len(found) > 4 else "") if names else ""
+        lines.append(f"| {KINDS[how]} | {at} | {len(found)} | `{model}`: {cell(error)}{more} |")
+    return "\n".join(lines) if classes else "Nowhere."
+
+
+def error_class(text: str) -> str:
+    """An error without the names and numbers of one network."""
+    for pattern, instead in (
+        (r"'[^']*'", "'…'"),
+        (r"\w+(\.\w+)+", "…"),
+        (r"\[[-\d, ]*\]", "[…]"),
+        (r"\d[\d,.e+-]*", "#"),
+        (r"(capture|graph of) \w+", r"\1 …"),
+        (r"^\w+( takes #)", r"…\1"),
+        (r"\b(left|right|random|smallest) ", ""),
+    ):
+        text = re.sub(pattern, instead, text)
+    return text[:120]
+
+
+def weak(rows: list[Row]) -> str:
+    lines = [
+        f"| `{r['model']}` | {r['reducible']:.2f} | {r['variables']} | {cell(reasons(r))} |"
+        for r in sorted(rows, key=lambda r: r.get("reducible", 1.0))
+        if r.get("weak")
+    ]
+    head = ["| network | reducible share of FLOPs | variables | fixed because |", "| --- | ---: | ---: | --- |"]
     return "\n".join([*head, *lines]) if lines else "None."
 
 
-def _reason(why: str) -> str:
+def graphs(rows: list[Row]) -> str:
+    built = [row for row in rows if row.get("own_class") is False]
+    own = sum(1 for row in rows if row.get("own_class"))
+    lines = []
+    for row in built:
+        because = row.get("graph_because", "")
+        lines.append(f"| `{row['model']}` | {cell(because[because.find('(') + 1 : because.rfind('), so')])} |")
+    table = "\n".join(["| network | what its class says |", "| --- | --- |", *lines])
+    return f"{len(built)} of {len(built) + own}.\n\n{table}"
+
+
+def fixed(rows: list[Row]) -> str:
+    told = [(row, reasons(row)) for row in rows]
+    lines = [f"| `{row['model']}` | {row['variables']} | {cell(why)} |" for row, why in told if why]
+    head = ["| network | variables | fixed because |", "| --- | ---: | --- |"]
+    return "\n".join([*head, *lines]) if lines else "None."
+
+
+def reasons(row: Row) -> str:
+    kept: Iterable[tuple[str, str]] = row.get("fixed", [])
+    counts = Counter(reason(why) for _, why in kept if "the network's output" not in why)
+    return "; ".join(f"{why} ({n})" for why, n in counts.most_common(4))
+
+
+def reason(why: str) -> str:
     """A reason without the layer that it names."""
     layer, separator, rest = why.partition(": ")
     if separator:
@@ -147,5 +254,5 @@ def _reason(why: str) -> str:
     return why.partition(" ")[2] if "." in layer.partition(" ")[0] else why
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:300]

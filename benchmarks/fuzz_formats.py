@@ -22,17 +22,19 @@ import torch
 from torch import nn
 
 from bcnet.bench import BenchSpace, ChannelBench
+from bcnet.bench.build import BuildConfig
+from bcnet.bench.build import _Results as BuildResults
+from bcnet.bench.rank import _read_report as read_rank
 from bcnet.bench.spaces import quadratic
 from bcnet.data import LoadOptions
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.data.imagefolder import FolderData, read_folder
 from bcnet.latency.table import LatencyTable
-from bcnet.report import render
 from bcnet.run import serialization
 from bcnet.run.folder import RunFolder, _digest_of
 from bcnet.run.pipeline import run_stages
 from bcnet.run.recipe import Recipe
-from bcnet.run.report import report_data
+from bcnet.run.report import write_report
 from bcnet.run.session import Run, facts
 from bcnet.search.rows import add_up, row_digest
 from bcnet.search.store import TrialStore
@@ -233,7 +235,7 @@ def _read_results(folder: Path) -> Any:
 def _read_report(folder: Path) -> Any:
     run = RunFolder.open(folder)
     run.read("report")
-    return len(render(report_data(run))) > 0
+    return write_report(run, folder / "page.html").stat().st_size > 0
 
 
 def _run_tensors(folder: Path) -> Any:
@@ -412,6 +414,26 @@ def _read_widths(folder: Path) -> Any:
     return _read_file(folder / "widths.json")
 
 
+BUILD = BuildConfig("zoo:digits_cnn", "digits")
+
+
+def _write_build(folder: Path) -> list[str]:
+    results = BuildResults(folder, BUILD)
+    for number in range(20):
+        results.add((number // 2, number % 2), {"best": 90 + number / 10, "last": 89.0})
+    return ["results.jsonl"]
+
+
+def _read_build(folder: Path) -> Any:
+    return BuildResults(folder, BUILD).best
+
+
+def _write_rank(folder: Path) -> list[str]:
+    figures = {"method": "bcv2", "seed": 0, "pearson": 0.9, "spearman": 0.9, "kendall": 0.7}
+    (folder / "rank.json").write_text(json.dumps(figures))
+    return ["rank.json"]
+
+
 FORMATS: tuple[Format, ...] = (
     Format("results, bytes", run_results, _read_results, change_bytes, guarded=True),
     Format("results, values", run_results, _read_results, change_json, guarded=True),
@@ -434,6 +456,8 @@ FORMATS: tuple[Format, ...] = (
     Format("table, values", _write_table, _read_table, change_json, guarded=False),
     Format("latency table, bytes", _write_latency, _read_latency, change_bytes, guarded=False),
     Format("latency table, values", _write_latency, _read_latency, change_json, guarded=False),
+    Format("results of bench build", _write_build, _read_build, change_bytes, guarded=False),
+    Format("rank.json", _write_rank, lambda f: read_rank(f / "rank.json"), change_bytes, guarded=False),
     Format("widths for bcnet cost", _write_widths, _read_widths, change_bytes, guarded=False),
     Format("CIFAR-10, binary", _write_binary, _read_cifar, change_bytes, guarded=False),
     Format("CIFAR-10, pickled", _write_pickled, _read_cifar, change_bytes, guarded=False),

@@ -45,7 +45,7 @@ from bcnet.search import (
     search,
 )
 from bcnet.search.predictors.surrogate import Surrogate
-from bcnet.search.prior.program import PriorProgram
+from bcnet.search.prior.problem import PriorProblem
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable, candidates
@@ -256,7 +256,7 @@ def solved(space: WidthSpace, cost: QuadraticCost, share: float, errors: list[ND
     """The program with the budget at ``share`` of the way from the smallest to the largest network."""
     low, high = (float(cost(widths)[0]) for widths in (space.min, space.max))
     start = time.process_time()
-    solution = PriorProgram(space, errors, [(cost, low + share * (high - low))]).solve()
+    solution = PriorProblem(space, errors, [(cost, low + share * (high - low))]).solve()
     seconds = time.process_time() - start
     return {"objective": solution.objective, "bound": solution.bound, "gap": solution.gap, "seconds": seconds}
 

@@ -70,7 +70,7 @@ def test_budgets_on_a_cost_of_ones_own(table: ChannelBench) -> None:
     mine.add_cost("latency", lambda widths: widths.sum(axis=1) / 10)
     assert mine.best({"latency": 3.3}).widths.sum() <= 33
     assert failure(mine.add_cost, "energy", [1.0, 2.0]) == (
-        "cost 'energy' needs 64 finite numbers, one for every widths of the table"
+        "cost 'energy' needs 64 finite numbers, one for every configuration of the table"
     )
     assert failure(table.best, {"latency": 3}) == "the table has no cost 'latency': it has flops, params"
 
@@ -299,7 +299,7 @@ def test_trajectory_follows_the_best_score(table: ChannelBench) -> None:
 
 
 def test_wrong_shapes_to_score(table: ChannelBench) -> None:
-    message = "call the scorer with one widths (L,), and score_many with rows of widths (n, L)"
+    message = "call the scorer with one configuration (L,), and score_many with rows of them (n, L)"
     assert failure(table.scorer(), SPACE.all_widths()) == message
     assert failure(table.scorer().score_many, SPACE.max) == message
     assert failure(table.scorer(), [4, [12], 8]) == "widths must be rows of whole numbers of equal length"

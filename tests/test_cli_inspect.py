@@ -149,6 +149,7 @@ def test_show_says_where_the_class_itself_cannot_be_resized(tmp_path: Path) -> N
     assert result.exit_code == 0
     assert result.stdout.endswith(
         "Networks at other widths are built from the exported graph of Stubborn, without its Python code.\n"
+        "100.0% of the FLOPs can be reduced.\n"
     )
     assert result.stderr.startswith("note: Stubborn itself does not run at other widths (")
     assert result.stderr.count("\n") == 1
@@ -237,8 +238,8 @@ def test_widths_from_a_file(tmp_path: Path, data: object) -> None:
             "show digits_cnn --ignore *",
             "this network has no channel dimension that could vary (stem.conv: stem.conv is ignored; "
             "block1.body.conv1.conv: block1.body.conv1.conv is ignored; block1.body.conv2.conv: block1.body.conv2.conv "
-            "is ignored; block1.shortcut.conv: block1.shortcut.conv is ignored; block2.body.conv1.conv: "
-            "block2.body.conv1.conv is ignored; ...)",
+            "is ignored; block2.body.expand.conv: block2.body.expand.conv is ignored; block2.body.depthwise.conv: "
+            "block2.body.depthwise.conv is ignored; ...)",
         ),
         ("show digits_cnn --squeeze", "zoo:digits_cnn keeps no squeeze widths that could be searched too"),
         ("show digits_cnn --input 1,8", "--input must be C,H,W in whole numbers such as 3,224,224, not '1,8'"),

@@ -40,6 +40,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 TABLES = ROOT.parent / "shared" / "data" / "channel-bench-macro"
 SMALL: dict[str, Any] = {
+    "given": {"epochs": 1, "warmup": 0},
+    "healing": {"steps": 1, "calibration": 1},
+    "race": {"finalists": 2, "rounds": 1},
     "supernet": {"epochs": 1, "warmup": 0},
     "retrain": {"epochs": 1, "warmup": 0},
     "search": {"evaluations": 8, "population": 4},
@@ -117,7 +120,7 @@ def _names() -> dict[str, Any]:
 
 def _small_slim(*arguments: Any, recipe: dict[str, Any] | None = None, **options: Any) -> Any:
     given = recipe or {}
-    small = {group: {**given.get(group, {}), **keys} for group, keys in SMALL.items()}
+    small = {group: {**given.get(group, {}), **keys} for group, keys in SMALL.items()} | {"fallback": False}
     return bcnet.run.slim.slim(*arguments, recipe={**given, **small}, progress=False, **options)
 
 
@@ -159,6 +162,7 @@ def _run_line(line: str, marker: str, expected: str) -> None:
     arguments = shlex.split(command, comments=True)[1:]
     if arguments[0] == "run" and "--resume" not in arguments:
         sets = [f"{group}.{key}={value}" for group, keys in SMALL.items() for key, value in keys.items()]
+        sets.append("fallback=false")
         sets += [] if "loading." in line else ["loading.batch_size=512"]
         arguments += [part for one in sets for part in ("--set", one)]
     if marker.startswith("parse"):

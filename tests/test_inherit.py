@@ -158,7 +158,7 @@ ASKED = {
         {"by": "distil"},
         "scores by distil need a teacher: give the trained network, or score by loss",
     ),
-    "steps": ({"steps": -1}, "steps is -1, but it must not be negative"),
+    "steps": ({"steps": -1}, "steps is -1, but it must be at least 0"),
     "calibration": ({"calibration": 0}, "calibration is 0, but it must be at least 1"),
     "by": ({"by": "luck"}, "by is 'luck', but it must be loss, score or distil"),
 }

@@ -14,6 +14,7 @@ from report_example import example
 import bcnet.report.page
 from bcnet.errors import BcnetError
 from bcnet.report import Figures, ReportData, charts, render, words
+from bcnet.run.folder import RunFolder
 from bcnet.run.report import report_data, write_report
 from bcnet.search import Budget
 
@@ -214,10 +215,22 @@ def test_data_of_a_run(finished):
 def test_damaged_result(finished, tmp_path):
     shutil.copytree(finished.folder, tmp_path / "run")
     path = tmp_path / "run" / "search.json"
-    path.write_text(json.dumps({"version": 1}))
+    path.write_text(json.dumps({"version": 2}))
     with pytest.raises(BcnetError) as error:
         write_report(tmp_path / "run")
-    assert str(error.value) == f"a result in {tmp_path}/run is damaged or of another version: KeyError('best')"
+    assert str(error.value) == (
+        f"{path} is damaged (it was changed after it was written): resume the run to have it made again"
+    )
+
+
+def test_results_that_do_not_belong_together(finished, tmp_path):
+    shutil.copytree(finished.folder, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    trace = run.read("trace")
+    run.write("trace", {**trace, "variables": trace["variables"][:1]})
+    with pytest.raises(BcnetError) as error:
+        write_report(run)
+    assert str(error.value).startswith(f"the results in {tmp_path}/run do not belong together (")
 
 
 def test_folder_of_no_run(tmp_path):

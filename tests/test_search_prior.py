@@ -14,13 +14,13 @@ from bcnet.errors import BcnetError
 from bcnet.search import Constraints, PathLosses, SearchConfig, potential_errors, prior_population, search
 from bcnet.search.prior import elimination as elimination_module
 from bcnet.search.prior.elimination import Elimination
-from bcnet.search.prior.program import PriorProgram
+from bcnet.search.prior.problem import PriorProblem
 from bcnet.search.prior.smooth import smooth
 from bcnet.space.cost import PeakCost, QuadraticCost
 from bcnet.space.widths import WidthSpace, WidthVariable
 
 
-def random_program(seed: int, self_coupled: bool) -> tuple[PriorProgram, WidthSpace, list[np.ndarray]]:
+def random_program(seed: int, self_coupled: bool) -> tuple[PriorProblem, WidthSpace, list[np.ndarray]]:
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, 5, 4)
     space = WidthSpace([WidthVariable(f"v{i}", tuple(range(2, 2 + 3 * k, 3))) for i, k in enumerate(counts)])
@@ -29,7 +29,7 @@ def random_program(seed: int, self_coupled: bool) -> tuple[PriorProgram, WidthSp
     low, high = (float(cost(w)[0]) for w in (space.min, space.max))
     limit = low + 1 + rng.random() * (high - low)
     errors = [1 + rng.random(k) for k in counts]
-    return PriorProgram(space, errors, [(cost, limit)]), space, errors
+    return PriorProblem(space, errors, [(cost, limit)]), space, errors
 
 
 @given(st.integers(0, 10_000), st.booleans())
@@ -56,7 +56,7 @@ def test_solution_holds_the_budget_and_its_bound_is_one(seed: int, self_coupled:
     assert solution.objective <= best + 1e-6
 
 
-def one_hot(program: PriorProgram, index: np.ndarray) -> np.ndarray:
+def one_hot(program: PriorProblem, index: np.ndarray) -> np.ndarray:
     return (np.arange(program.errors.shape[1]) == index[:, None]).astype(float)
 
 
@@ -89,9 +89,9 @@ def test_two_budgets_both_hold() -> None:
     assert isinstance(params, QuadraticCost)
     errors = [np.linspace(2, 1, len(v.candidates)) for v in space.variables]
     tight = [(flops, 0.3 * flops(space.max)[0]), (params, 0.25 * params(space.max)[0])]
-    solution = PriorProgram(space, errors, tight).solve()
-    alone = PriorProgram(space, errors, tight[:1]).solve()
-    assert (PriorProgram(space, errors, tight).excess(solution.distributions) <= 1e-9).all()
+    solution = PriorProblem(space, errors, tight).solve()
+    alone = PriorProblem(space, errors, tight[:1]).solve()
+    assert (PriorProblem(space, errors, tight).excess(solution.distributions) <= 1e-9).all()
     assert solution.gap < 0.01
     assert solution.objective > alone.objective
 
@@ -102,7 +102,7 @@ def test_smooth_prior_has_the_stated_number_of_candidates(effective: float) -> N
     flops = costs["flops"]
     assert isinstance(flops, QuadraticCost)
     errors = [np.sort(np.random.default_rng(i).random(len(v.candidates)))[::-1] for i, v in enumerate(space.variables)]
-    program = PriorProgram(space, errors, [(flops, 0.4 * flops(space.max)[0])])
+    program = PriorProblem(space, errors, [(flops, 0.4 * flops(space.max)[0])])
     solution = program.solve()
     soft = smooth(program, solution, effective)
     assert soft.effective == pytest.approx(effective, rel=0.1)

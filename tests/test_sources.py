@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from pathlib import Path
@@ -308,25 +307,9 @@ def test_pretrained_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def extras() -> None:
-    """timm and torchvision; one made for CUDA lacks its compiled operators on a CPU-only torch, and gets stand-ins."""
-    if importlib.util.find_spec("timm") is None or importlib.util.find_spec("torchvision") is None:
-        pytest.skip("timm and torchvision are not installed")
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        missing = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, name):
-                missing.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        importlib.import_module("torchvision")
-
-
-@pytest.mark.usefixtures("extras")
 def test_timm_and_torchvision_agree_on_resnet18() -> None:
+    pytest.importorskip("timm")
+    pytest.importorskip("torchvision")
     spaces = [load_model(spec).space() for spec in ("timm:resnet18", "torchvision:resnet18")]
     zoos = space_of(load_model("zoo:resnet18_imagenet"))
     for space in spaces:

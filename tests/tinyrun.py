@@ -98,3 +98,23 @@ def outcome(folder: Path) -> dict[str, tuple[list[int], float, float]]:
     run = Run.open(folder)
     results = {name: run.read(f"retrain/{name}") for name in run.read("retrain")["networks"]}
     return {name: (r["widths"], r["score"], r["loss"]) for name, r in results.items()}
+
+
+TRAINED: dict[str, Any] = {
+    **{key: value for key, value in SETTINGS.items() if key not in ("start", "supernet")},
+    "least": 2,
+    "given": {"epochs": 12, "warmup": 0},
+    "healing": {"steps": 2, "calibration": 2},
+    "search": {"evaluations": 10, "population": 6},
+    "race": {"finalists": 3, "rounds": 2},
+    "retrain": {"epochs": 4, "warmup": 0},
+}
+"""What a run from a trained network takes in place of :data:`SETTINGS`."""
+
+
+def trained(folder: Path, weights: Path | None = None, **changes: Any) -> Run:
+    """A run in folder/run that has not begun, of the tiny network with ``weights``, or with none."""
+    given = {} if weights is None else {"weights": str(weights)}
+    content = {"model": f"{network_file(folder)}:tiny", **TRAINED, **given, **changes}
+    chosen = Recipe.parse(content)
+    return Run.create(folder / "run", chosen, facts(["test"], chosen, "cpu"))

@@ -93,16 +93,22 @@ class _Results:
         self.file = folder / "results.jsonl"
         self.best: dict[Job, float] = {}
         with clear_errors(str(self.file)):
-            lines = self.file.read_text().split("\n") if self.file.exists() else []
+            lines = self.file.read_text("utf-8", "replace").split("\n") if self.file.exists() else []
         head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
         if lines and lines[0] != head:
             raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")
         whole = [head, *(line for line in lines[1:-1] if line)]
         with clear_errors(str(self.file)):
             write_file(self.file, ("\n".join(whole) + "\n").encode())
-        for line in whole[1:]:
-            row = json.loads(line)
-            self.best[row["widths"], row["seed"]] = row["best"]
+        for number, line in enumerate(whole[1:], 2):
+            try:
+                row = json.loads(line)
+                job, best = (int(row["widths"]), int(row["seed"])), float(row["best"])
+            except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+                job, best = (0, 0), -1.0
+            if not 0 <= best <= 100:
+                raise BcnetError(f"line {number} of {self.file} is damaged: remove it to train that network again")
+            self.best[job] = best
 
     def add(self, job: Job, row: dict[str, float]) -> None:
         with open(self.file, "a") as file:

@@ -1,6 +1,6 @@
-"""How well a supernet ranks networks: train it, score every widths of the space, compare with the table.
+"""How well a supernet ranks networks: train it, score every configuration of the space, compare with the table.
 
-The supernet is trained on CIFAR-10 without a part of its training images; every widths is scored on that
+The supernet is trained on CIFAR-10 without a part of its training images; every configuration is scored on that
 held-out part and, beside it, on the test images as the paper's authors did. The table is looked at once, at the end.
 """
 
@@ -142,8 +142,7 @@ def rank(
     listener = listener or Listener()
     place = None if folder is None else Path(folder) / config.name
     if place is not None and (place / "rank.json").exists():
-        found: dict[str, Any] = json.loads((place / "rank.json").read_text())
-        return found
+        return _read_report(place / "rank.json")
     space = bench_space(config)
     wanted = table.space.index(get_space(space).all_widths())
     if config.method in PREDICTORS:
@@ -299,6 +298,16 @@ def _memory(device: str) -> int:
 def _paths(config: RankConfig, space: NetworkSpace) -> int:
     method = config.resolved()
     return len(method.sampling.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
+
+
+def _read_report(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not {"method", "seed", "pearson", "spearman", "kendall"} <= set(found):
+        raise BcnetError(f"{path} is damaged: remove it to score again")
+    return found
 
 
 def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:

@@ -17,7 +17,7 @@ class TableScorer:
     """Scores widths by one recorded training run each.
 
     The run is chosen per query: by default at random from ``seed``, or named as ``run`` (0..S-1, or one
-    for each widths, or "mean" for the mean of all S). ``queries`` counts the scores given;
+    for each configuration, or "mean" for the mean of all S). ``queries`` counts the scores given;
     ``evaluations`` counts the distinct trainings they stand for, the currency of a real search.
     """
 
@@ -38,14 +38,14 @@ class TableScorer:
         return int(self._trained.sum())
 
     def __call__(self, widths: ArrayLike, run: Run = None) -> float:
-        """The score of one widths (L,), in percent."""
+        """The score of one configuration (L,), in percent."""
         return float(self.score_many(self._space.check(widths)[None], run)[0])
 
     def score_many(self, widths: ArrayLike, run: Run = None) -> NDArray[np.float64]:
         """The scores of widths (n, L), in percent: (n,)."""
         index = self._space.index(widths)
         if index.ndim != 1:
-            raise BcnetError("call the scorer with one widths (L,), and score_many with rows of widths (n, L)")
+            raise BcnetError("call the scorer with one configuration (L,), and score_many with rows of them (n, L)")
         if isinstance(run, str):
             if run != "mean":
                 raise BcnetError(f"run is {run!r}, but it must be a number, 'mean' or None")

@@ -1,4 +1,4 @@
-"""The spaces a table covers: every widths of a small space, numbered, keyed and costed.
+"""The spaces a table covers: every configuration of a small space, numbered, keyed and costed.
 
 A *key* names widths as the released Channel-Bench-Macro tables do: one digit per variable, the
 number of the candidate counted from 1 ("1234114"). An *index* counts the keys in ascending order
@@ -70,7 +70,7 @@ class BenchSpace(WidthSpace):
         return self.decode(self._digits(index))
 
     def all_widths(self) -> Widths:
-        """Every widths of the space in the order of the index, (size, L)."""
+        """Every configuration of the space in the order of the index, (size, L)."""
         return self.widths(np.arange(self.size))
 
     def keys(self, index: ArrayLike) -> NDArray[np.str_]:

@@ -1,4 +1,4 @@
-"""A table of networks trained from scratch at every widths of a small space, and what can be asked of it."""
+"""A table of networks trained from scratch at every configuration of a small space, and what can be asked of it."""
 
 from __future__ import annotations
 
@@ -104,11 +104,13 @@ class ChannelBench:
         return self.space.size
 
     def add_cost(self, name: str, cost: Cost | ArrayLike) -> None:
-        """Adds a cost to budget by, say a measured latency: one number for every widths (n,), or a function
+        """Adds a cost to budget by, say a measured latency: one number for every configuration (n,), or a function
         of widths (n, L) that gives them."""
         values = np.array(cost(self.widths) if callable(cost) else cost)
         if values.shape != (len(self),) or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
-            raise BcnetError(f"cost {name!r} needs {len(self):,} finite numbers, one for every widths of the table")
+            raise BcnetError(
+                f"cost {name!r} needs {len(self):,} finite numbers, one for every configuration of the table"
+            )
         values.setflags(write=False)
         self.costs[name] = values
 
@@ -128,7 +130,7 @@ class ChannelBench:
         return self._at(self._ranked(budgets)[:n])
 
     def correlate(self, scores: ArrayLike) -> Correlations:
-        """How well ``scores`` (n,), one for every widths in the order of the index, rank the mean accuracies."""
+        """How well ``scores`` (n,), one for every configuration in the order of the index, rank the mean accuracies."""
         given = np.asarray(scores)
         if given.shape != (len(self),):
             raise BcnetError(f"the table holds {len(self):,} widths, but {given.size:,} scores were given")

@@ -71,10 +71,12 @@ def check_recipe(
     space, full = make_space(load_model(recipe.model, recipe.input), recipe)
     latency = needed_latency(space, recipe)
     costs = space.costs if latency is None else {**space.costs, "latency": latency}
-    for budgets in ([target] for target in recipe.targets) if recipe.targets else [recipe.budgets]:
-        feasibility = make_constraints(space, full, costs, budgets).check()
+    wanted: list[tuple[str, ...]] = [(target,) for target in recipe.targets]
+    checked = [
+        make_constraints(space, full, costs, budgets).check().to_dict() for budgets in wanted or [recipe.budgets]
+    ]
     if as_json:
-        print_json({"recipe": place, "model": recipe.model, "variables": len(space), **feasibility.to_dict()})
+        print_json({"recipe": place, "model": recipe.model, "variables": len(space), "feasibility": checked})
         return
     text = f"{place} is in order: {recipe.model}, {len(space)} width variables, within {', '.join(recipe.budgets)}"
     console().print(text, soft_wrap=True)

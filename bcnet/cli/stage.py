@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from bcnet.run.session import Run
 
 STAGES = {
-    "given": "Score the network as it was given, and train it where it knows nothing.",
     "trace": "Find the width variables of a run's network, and check its budgets.",
+    "given": "Score the network of a run as it is given, and train it first where it has learnt nothing.",
     "train": "Train the supernet of a run.",
     "search": "Search the widths of a run.",
     "race": "Race the finalists of a run's search.",
     "retrain": "Train what a run found, and what it is compared with.",
+    "targets": "Find a slim network for every target of a run.",
     "compare": "Measure the networks of a run side by side.",
     "report": "Write the report of a run.",
 }

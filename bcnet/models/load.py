@@ -67,7 +67,8 @@ class LoadedModel:
         if squeeze and not self.kept:
             raise BcnetError(f"{self.spec} keeps no squeeze widths that could be searched too")
         ignored = (*ignore, *(() if squeeze else self.kept))
-        return trace(self.model, self.example, groups=groups, base=base, round_to=round_to, least=least, ignore=ignored)
+        grid: dict[str, Any] = {"groups": groups, "base": base, "round_to": round_to, "least": least}
+        return trace(self.model, self.example, ignore=ignored, **grid)
 
 
 def load_model(

@@ -158,6 +158,7 @@ def pick(run: Run, budget: str) -> Target:
             run.check(name)
     if not known_trials(run):
         raise BcnetError(f"{run.folder} has no scores to pick from yet: `bcnet run --resume {run.folder}` first")
+    run.within([budget]).check()
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
     run_stages(target, "trace")
     if not target.done("search"):

@@ -23,7 +23,7 @@ from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
 from bcnet.training.retraining import Distillation, RandomBaseline
 from bcnet.utils.files import read_regular
-from bcnet.utils.settings import BelowOne, Count, checked, sentence
+from bcnet.utils.settings import BelowOne, Count, Positive, checked, sentence
 from bcnet.utils.yaml_text import LARGEST, brief, parse_yaml
 
 FORMAT_VERSION = 1
@@ -47,21 +47,15 @@ class Prior:
     after: BelowOne = 0.0
 
 
+@checked
 @dataclass(frozen=True)
 class Healing:
     """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
     and batch-norm statistics of ``calibration`` training batches."""
 
-    steps: int = 30
-    lr: float = 0.02
-    calibration: int = 8
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.calibration < 1:
-            name = "steps" if self.steps < 1 else "calibration"
-            raise BcnetError(f"{name} is {getattr(self, name)}, but it must be at least 1")
-        if not 0 < self.lr < float("inf"):
-            raise BcnetError(f"lr is {self.lr}, but it must be positive")
+    steps: Count = 30
+    lr: Positive = 0.02
+    calibration: Count = 8
 
 
 class Recipe(BaseModel):
@@ -76,10 +70,10 @@ class Recipe(BaseModel):
 
     ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
-    is what the search compares widths by in the supernet: their score (accuracy, unless you give a metric) or their
-    loss, which few images tell more surely; with ``fallback``, scores that differ by no more than chance give way to
-    the loss, and losses that do to balanced widths. ``least`` is the fewest channels a layer may keep. ``threads`` of
-    the CPU are torch's own choice where left out; small networks are faster with one.
+    is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
+    which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
+    loss, and losses that do to uniform widths (balanced ones from scratch). ``least`` is the fewest channels a layer
+    may keep. ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

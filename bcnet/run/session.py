@@ -87,14 +87,8 @@ class Run(RunFolder):
     @cached_property
     def data(self) -> Data:
         r = self.recipe
-        return load_data(
-            r.data,
-            val_fraction=r.val_fraction,
-            seed=r.seed,
-            device=self.device,
-            shard=self.place.shard,
-            options=r.loading,
-        )
+        held: dict[str, Any] = {"val_fraction": r.val_fraction, "seed": r.seed, "options": r.loading}
+        return load_data(r.data, device=self.device, shard=self.place.shard, **held)
 
     @cached_property
     def task(self) -> Task:
@@ -185,10 +179,13 @@ class Run(RunFolder):
 
     @kept_random_state()
     def inherited(self, widths: Any) -> nn.Module:
-        """A network at ``widths`` with the most important channels of the given one, batch norm recalibrated."""
+        """A network at ``widths`` with the most important channels of the given one, batch norm recalibrated where
+        something was cut."""
         space = self._seeded()
         built = space.build(np.asarray(widths), weights_of=self.given_network(), keep=self.channel_scores)
         network = built.to(self.device)
+        if np.array_equal(widths, self.full):
+            return network
         batches = self.data.train.batches(0, 0, self.device)
         some = min(self.recipe.healing.calibration, len(self.data.train))
         recalibrate(network, [next(batches) for _ in range(some)], bf16=self.recipe.retrain.bf16)

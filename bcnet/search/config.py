@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 class SearchConfig:
     """What to search with. ``SearchConfig()`` is what we recommend; :meth:`paper` is the paper's NSGA-II.
 
-    ``evaluations`` bounds how many different widths are scored: 50 generations of 40. The five settings
+    ``evaluations`` bounds how many different configurations are scored: 50 generations of 40. The five settings
     after ``seed`` are what evolution adds to NSGA-II; ``docs/results/search.md`` has the effect of each.
     """
 

@@ -1,4 +1,4 @@
-"""The bookkeeping of a search: every widths is scored once, recorded as it happens, and counted."""
+"""The bookkeeping of a search: every configuration is scored once, recorded as it happens, and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a scorer: one widths at a time, many at once, or spread over processes.
+"""Asking a scorer: one configuration at a time, many at once, or spread over processes.
 
 A scorer is a function ``widths (L,) -> float``, or an object with such a method ``score``; where it also
 has ``score_many(widths (n, L)) -> (n,)``, that is used. Higher is better. A scorer that raises, or

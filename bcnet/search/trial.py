@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Trial:
-    """One scored widths; ``score`` is None where scoring failed, and ``failure`` then says why.
+    """One scored configuration; ``score`` is None where scoring failed, and ``failure`` then says why.
 
     ``costs`` are in their own units, ``feasible`` says whether every budget holds, ``generation`` counts
     the strategy's rounds from 1, ``seconds`` is the time scoring took.

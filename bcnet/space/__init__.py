@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bcnet.space.axis import Size
     from bcnet.space.labels import Value
     from bcnet.space.network import NetworkSpace, trace
     from bcnet.space.operators import OPERATORS, Call, register, rule
@@ -15,6 +16,7 @@ __all__ = [
     "OPERATORS",
     "Call",
     "NetworkSpace",
+    "Size",
     "Value",
     "WidthSpace",
     "WidthVariable",
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "axis": ("Size",),
     "labels": ("Value",),
     "network": ("NetworkSpace", "trace"),
     "operators": ("OPERATORS", "Call", "register", "rule"),

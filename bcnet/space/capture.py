@@ -20,6 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError
 from bcnet.space.outputs import logits
+from bcnet.space.tidy import inline, keep_saved, spell_out
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -71,7 +72,7 @@ def capture(
         network = duplicate(model).train(training)
         if adapt is not None:
             plain = network.forward
-            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))  # type: ignore[method-assign]
+            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))
         return network
 
     program, given, dynamic = _captured(fresh, given)
@@ -82,8 +83,9 @@ def capture(
             f"batches of {batch} only, and it can have no supernet: its forward must not loop over the batch",
             stacklevel=4,
         )
-    _inline(program.graph_module)
-    _spell_out(program.graph)
+    inline(program.graph_module)
+    spell_out(program.graph)
+    keep_saved(program.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     return Capture(
@@ -94,7 +96,7 @@ def capture(
         batch,
         given,
         dynamic,
-        program.call_spec.out_spec,  # type: ignore[arg-type]
+        program.call_spec.out_spec,
         adapt is not None,
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
     )
@@ -122,14 +124,14 @@ def one_more(given: Arguments) -> Arguments:
     def grown(leaf: Any) -> Any:
         return torch.cat([leaf, leaf[:1]]) if isinstance(leaf, Tensor) and leaf.shape[:1] == (batch,) else leaf
 
-    return tree_map(grown, given)  # type: ignore[no-any-return]
+    return tree_map(grown, given)
 
 
 def _frozen(program: torch.export.ExportedProgram) -> bool:
     """Whether the graph turned the batch size into a plain number."""
     inputs = set(program.graph_signature.user_inputs)
     values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
-    sizes = [v.shape[0] for v in values if isinstance(v, Tensor) and v.dim()]
+    sizes: list[Any] = [v.shape[0] for v in values if isinstance(v, Tensor) and v.dim()]
     return not any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes)
 
 
@@ -175,65 +177,6 @@ def _varied(a: Any, b: Any, size: fx.Node, batch: int) -> Any:
     moved = size.graph.call_function(operator.add, (scaled, a - slope * batch))
     moved.meta["val"] = a
     return moved
-
-
-def _inline(module: fx.GraphModule) -> None:
-    """Put the body of every block of ``no_grad`` or ``autocast`` in its place; no gradient leaves the former."""
-    graph = module.graph
-    for node in list(graph.nodes):
-        name = str(node.target)
-        if node.op != "call_function" or not name.startswith(("wrap_with_set_grad_enabled", "wrap_with_autocast")):
-            continue
-        place = next(i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr")
-        part = node.args[place]
-        body = getattr(module, part.target)
-        _inline(body)
-        given = iter(node.args[place + 1 :])
-        inner = {n: next(given) for n in body.graph.nodes if n.op == "placeholder"}
-        with graph.inserting_before(node):
-            for n in body.graph.nodes:
-                if n.op == "call_function":
-                    inner[n] = graph.node_copy(n, lambda n, inner=inner: inner[n])
-            (end,) = body.graph.find_nodes(op="output")
-            outputs = [inner[n] for n in end.args[0]]
-            if "grad" in name and not node.args[0]:
-                outputs = [_detached(graph, output) for output in outputs]
-        for user in list(node.users):
-            user.replace_all_uses_with(outputs[user.args[1]])
-            graph.erase_node(user)
-        graph.erase_node(node)
-        graph.erase_node(part)
-
-
-def _detached(graph: fx.Graph, value: fx.Node) -> fx.Node:
-    if not isinstance(value.meta.get("val"), Tensor):
-        return value
-    detached = graph.call_function(torch.ops.aten.detach.default, (value,))
-    detached.meta = {"val": value.meta["val"], "nn_module_stack": value.meta.get("nn_module_stack")}
-    return detached
-
-
-def _spell_out(graph: fx.Graph) -> None:
-    """Name what a network leaves to the sizes at hand, which may be others at other widths: the sizes of unequal
-    parts, and the axes that a squeeze removes."""
-    aten = torch.ops.aten
-    for node in list(graph.nodes):
-        if node.target in (aten.chunk.default, aten.split.Tensor, aten.tensor_split.sections):
-            dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
-            sizes = [part.shape[dim] for part in node.meta["val"]]
-            if all(isinstance(size, int) for size in sizes) and len(set(sizes)) > 1:
-                node.target, node.args, node.kwargs = aten.split_with_sizes.default, (node.args[0], sizes, dim), {}
-        elif node.target in (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims):
-            shape = node.args[0].meta["val"].shape
-            asked = node.args[1] if len(node.args) > 1 else list(range(len(shape)))
-            dims = [
-                d for d in ([asked] if isinstance(asked, int) else asked) if type(shape[d]) is int and shape[d] == 1
-            ]
-            if dims:
-                node.target, node.args = aten.squeeze.dims, (node.args[0], dims)
-            else:
-                node.replace_all_uses_with(node.args[0])
-                graph.erase_node(node)
 
 
 @contextlib.contextmanager
@@ -306,7 +249,7 @@ def checked(model: nn.Module, example: Example) -> Arguments:
             "move both to one device"
         )
     if tensors[0].shape[0] == 1:
-        return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)  # type: ignore[no-any-return]
+        return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)
     return given
 
 

@@ -114,7 +114,8 @@ def _place(node: fx.Node) -> str:
 
 
 def _depends_on_data(val: Tensor) -> bool:
-    return any(isinstance(n, torch.SymInt) and n.node.hint is None for n in val.shape)
+    sizes: list[Any] = list(val.shape)
+    return any(isinstance(n, torch.SymInt) and n.node.hint is None for n in sizes)
 
 
 @contextlib.contextmanager

@@ -130,6 +130,8 @@ class _Grouping:
 
     def __init__(self, walk: Walk, also: Walk | None = None):
         self.walk, self.also = walk, also
+        self.counts: list[int] = []
+        self._axes: dict[str, tuple[Axis, ...]] = {}
         self.order = self._first_uses()
 
     def result(self) -> Coupling:
@@ -279,7 +281,7 @@ class _Grouping:
     def _fixed(self) -> tuple[tuple[str, str], ...]:
         """Layers whose output cannot vary, with the reason."""
         why = self.walk.links.explained()
-        outputs = dict.fromkeys(self.walk.transposed(), 1)
+        outputs = {name: 1 for name in self.walk.transposed() if (name, 1) in self.walk.labels}  # else its groups'
         rows: dict[str, str] = {}
         for name, axis in self.order:
             labels = self.walk.labels[name, axis].numpy()

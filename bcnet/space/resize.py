@@ -111,7 +111,7 @@ def _set_known_attributes(module: nn.Module, path: str, axes: Axes, units: Seque
     elif isinstance(module, nn.LayerNorm) and shape is not None:
         module.normalized_shape = shape
     elif isinstance(module, nn.RNNBase):
-        module.input_size = module.weight_ih_l0.shape[1]
+        module.input_size = dict(module.named_parameters())["weight_ih_l0"].shape[1]
         module._init_flat_weights()
 
 

@@ -36,7 +36,7 @@ class Walk:
         self.capture, self.state, self.kernels = capture, state, kernels
         first: dict[int, str] = {}
         self.tied = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
-        self.links = Links() if earlier is None else earlier.links
+        self.links: Links = Links() if earlier is None else earlier.links
         self.labels: dict[Dim, Tensor] = {} if earlier is None else earlier.labels
         self.values: dict[fx.Node, Any] = {}
 
@@ -95,7 +95,7 @@ class Walk:
     def _apply(self, node: fx.Node, args: Any, kwargs: Any, outs: tuple[tuple[int, ...], ...]) -> Value | list[Value]:
         target: Any = node.target
         where = layer_of(node) or node.name
-        named = bind(target, args, kwargs) if hasattr(target, "_schema") else dict(enumerate(args))
+        named = bind(target, args, kwargs) if hasattr(target, "_schema") else {str(i): a for i, a in enumerate(args)}
         symbolic = "groups" in named and isinstance(bind(target, node.args, node.kwargs)["groups"], fx.Node)
         batch = self.capture.batch if symbolic else 0
         call = Call(self.links, named, outs, where, partial(_run_on, target, args, kwargs), batch)

@@ -50,7 +50,7 @@ class PathGradients:
         for parameter, axes, gradient in zip(self.parameters, self._axes, gradients, strict=True):
             if parameter is None or gradient is None or parameter.grad is None:
                 continue
-            for target, source in _places(parameter.grad, gradient, axes, plan, self.net.total_units):
+            for target, source in places(parameter.grad, gradient, axes, plan, self.net.total_units):
                 targets.append(target)
                 sources.append(source)
         torch._foreach_add_(targets, sources)
@@ -64,7 +64,7 @@ class PathGradients:
                 self.add(plan, [next(found) if leaf.requires_grad else None for leaf in leaves])
 
 
-def _places(
+def places(
     whole: Tensor, part: Tensor, axes: tuple[Axis, ...] | None, plan: Plan, total: Sequence[int]
 ) -> list[tuple[Tensor, Tensor]]:
     """Where the pieces of a sliced gradient belong in the whole one: pairs of views."""

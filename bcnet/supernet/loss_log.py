@@ -82,7 +82,7 @@ class LossLog:
         return self._column("normalised")
 
     def best(self, m: int = 100, after: int = 0) -> tuple[NDArray[np.int64], Floats]:
-        """The at most ``m`` different widths (m, L) of least mean normalised loss (m,), best first.
+        """The at most ``m`` different configurations (m, L) of least mean normalised loss (m,), best first.
 
         Steps before ``after`` are left out. Losses of the same widths (both sides, or drawn again) are averaged.
         """

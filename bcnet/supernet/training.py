@@ -42,8 +42,10 @@ class StepEngine(Protocol):
         weights: Sequence[float] | None = None,
         smoothing: float = 0,
         teachers: Sequence[int | None] | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Losses (p,) of the paths; the gradients of their sum by ``weights`` are added to the parameters'."""
+        """Losses (p,) of the paths, cross entropy or ``loss(logits, y)``; the gradients of their sum by ``weights`` are
+        added to the parameters'."""
 
 
 @checked
@@ -118,6 +120,7 @@ class _Trainer(Loop):
     ):
         super().__init__(net, source, config, folder)
         self.task = task or Task.classification(self.recipe.label_smoothing)
+        self.own_task = task is not None
         self.gradients = PathGradients(net)
         self.log = LossLog(len(net.space))
         self.trained: list[tuple[int, ...]] = []
@@ -151,7 +154,8 @@ class _Trainer(Loop):
         """Run all paths on a part of a batch; that part's share of their losses, (p,)."""
         if self.fused is not None:
             pairs, weights = [(p.widths, p.side) for p in paths], [p.weight * share for p in paths]
-            return self.fused.step(x, y, pairs, weights, self.recipe.label_smoothing, _teachers(paths)) * share
+            own = self.task.loss if self.own_task else None
+            return self.fused.step(x, y, pairs, weights, self.recipe.label_smoothing, _teachers(paths), own) * share
         losses: list[Tensor] = []
         pending: list[Tensor] = []
         runs: list[tuple[Any, list[Tensor]]] = []

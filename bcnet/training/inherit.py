@@ -28,6 +28,7 @@ from bcnet.training.optim import Optimisation, make_optimizer, set_rate
 from bcnet.training.recalibration import recalibrate
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
+from bcnet.utils.settings import Count, Natural, checked
 
 Floats = NDArray[np.float64]
 
@@ -35,26 +36,19 @@ PARTS = 4
 """The least parts that held-out images are measured in, so that the noise of scores is known."""
 
 
+@checked
 @dataclass(frozen=True)
 class Healing:
     """``steps`` of fine-tuning after the cut, the whole schedule of ``optimisation`` drawn together over them; batch
     norm then takes its statistics from ``calibration`` training batches. ``by`` is what a network is ranked by: the
     held-out ``loss``, the task's ``score``, or ``distil``, the loss against the teacher."""
 
-    steps: int = 0
+    steps: Natural = 0
     optimisation: Optimisation = field(default_factory=lambda: Optimisation(epochs=1, lr=0.02))
     distillation: Distillation = field(default_factory=Distillation)
-    calibration: int = 8
+    calibration: Count = 8
     by: Literal["loss", "score", "distil"] = "loss"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise BcnetError(f"steps is {self.steps}, but it must not be negative")
-        if self.calibration < 1:
-            raise BcnetError(f"calibration is {self.calibration}, but it must be at least 1")
-        if self.by not in ("loss", "score", "distil"):
-            raise BcnetError(f"by is {self.by!r:.40}, but it must be loss, score or distil")
+    seed: Natural = 0
 
 
 @dataclass(frozen=True)

@@ -16,25 +16,21 @@ from typing import Any, Protocol
 from torch import nn
 
 from bcnet.data.source import Data
-from bcnet.errors import BcnetError
 from bcnet.training.loop import History, Progress
 from bcnet.training.retraining import Retraining, evaluate, open_training
 from bcnet.training.task import Task
+from bcnet.utils.settings import Count, checked
 
 
+@checked
 @dataclass(frozen=True)
 class RaceConfig:
     """``finalists`` begin; after each of ``rounds`` the better half goes on, after the last one alone. The rounds take
     ``epochs`` of the training (half of it where left out), each twice as long as the one before."""
 
-    finalists: int = 6
-    rounds: int = 3
-    epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("finalists", self.finalists), ("rounds", self.rounds), ("epochs", self.epochs)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise BcnetError(f"{name} is {value!r:.40}, but it must be a whole number of at least 1")
+    finalists: Count = 6
+    rounds: Count = 3
+    epochs: Count | None = None
 
     def milestones(self, epochs: int) -> list[int]:
         """The epochs, rising, at whose ends the rounds of a training of ``epochs`` end; none after its last epoch."""

@@ -24,13 +24,13 @@ class Choice(NamedTuple):
     words: str
 
 
-def choose_engine(net: Supernet, wanted: str = "auto", *, bf16: bool = True, own_task: bool = False) -> Choice:
+def choose_engine(net: Supernet, wanted: str = "auto", *, bf16: bool = True, own_distillation: bool = False) -> Choice:
     """``fused`` is faster on GPUs, ``plain`` trains everything, ``auto`` is fused where that can do what is asked."""
     if wanted not in ENGINES:
         raise BcnetError(f"engine is {wanted!r:.40}, but it must be auto, plain or fused")
     if wanted == "plain":
         return Choice(None, "plain, as asked for")
-    reason = why_not_fused(net, bf16, own_task)
+    reason = why_not_fused(net, bf16, own_distillation)
     if not reason:
         return Choice(FusedEngine(net), "fused")
     if wanted == "fused":
@@ -38,13 +38,13 @@ def choose_engine(net: Supernet, wanted: str = "auto", *, bf16: bool = True, own
     return Choice(None, f"plain, not fused: {reason}")
 
 
-def why_not_fused(net: Supernet, bf16: bool = True, own_task: bool = False) -> str:
+def why_not_fused(net: Supernet, bf16: bool = True, own_distillation: bool = False) -> str:
     """Half a sentence, or nothing."""
     if distributed.world()[1] > 1:
         return "there are several processes, whose batch norms share their statistics"
     if not bf16:
         return "it computes in bf16, which was not asked for"
-    return "the task is one of your own" if own_task else _why_not_here(net)
+    return "paths teach each other by a loss of your own" if own_distillation else _why_not_here(net)
 
 
 def _why_not_here(net: Supernet) -> str:

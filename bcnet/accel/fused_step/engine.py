@@ -6,7 +6,8 @@ sum to the parameters' ``.grad``: the function that autograd computes, to bfloat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from bcnet.accel.fused_step.eager import Slices
 from bcnet.accel.fused_step.program import Program, compile_program
 from bcnet.accel.fused_step.tape import Tape
 from bcnet.accel.kernels.pack import ALIGN, Packed, Packing, Parameter, Places
@@ -47,7 +49,8 @@ class FusedEngine:
         self._full = [*self.program.depthwise, *self.program.affines]
         self._names = [*self._half, *self._full]
         parameters = dict(net.named_parameters())
-        self._used = [parameters[name] for name in self._names]
+        self._all = [*self._names, *(n for n, p in parameters.items() if n not in {*self._names} and p.requires_grad)]
+        self._used = [parameters[name] for name in self._all]
         self._addresses = np.empty(0, dtype=np.int64)
         self._refresh()
 
@@ -65,16 +68,20 @@ class FusedEngine:
         weights: Sequence[float] | None = None,
         smoothing: float = 0,
         teachers: Sequence[int | None] | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Losses (p,) of images x (n, C, h, w) and labels y (n,); adds the gradients of their sum by ``weights`` (p,),
-        the mean by default. ``teachers`` are the numbers of earlier paths that paths learn from (None: labels)."""
+        the mean by default. ``teachers`` are the numbers of earlier paths that paths learn from (None: labels).
+        ``loss`` of logits (n, classes) and y takes the place of cross entropy."""
         self._refresh()
         image = x.to(self.dtype, memory_format=torch.channels_last)
         shares = _weights(weights, len(paths))
         members = self._groups(paths) if teachers is None else [[i] for i in range(len(paths))]
-        groups = [self._places([paths[i] for i in group]) for group in members]
+        plans = [[self.net.plan(*paths[i]) for i in group] for group in members]
+        groups = [self._packing.places(some[0].units, [plan.side for plan in some]) for some in plans]
+        grads = dict(zip(self._all, self._views, strict=True))
         packed = Packed(groups, self.dtype, x.device)
-        self.kernels.pack(groups, self._tensors, packed)
+        self.kernels.pack(groups, self._tensors[: len(self._names)], packed)
         sizes = [
             dict(zip(self._names, zip(g.outer.tolist(), g.inner.tolist(), strict=True), strict=True)) for g in groups
         ]
@@ -83,15 +90,18 @@ class FusedEngine:
         for i, (group, room) in enumerate(zip(members, rooms, strict=True)):
             half, full = packed.of(i)
             given = dict(zip(self._names, (*half, *full), strict=True))
-            tape = Tape(self.program, self.kernels, given, sizes[i], len(group), room)
+            slices = Slices(self.net, plans[i], self.dtype)
+            tape = Tape(self.program, self.kernels, given, sizes[i], slices, room)
             logits = tape.forward(image)
             teacher = None if teachers is None else teachers[group[0]]
             if teachers is not None and group[0] in teachers:
                 taught[group[0]] = tape.probabilities(logits)
-            goal = Goal(group, [shares[j] for j in group], smoothing, taught.get(teacher))
+            own = None if loss is None else partial(_with_labels, loss, y)
+            goal = Goal(group, [shares[j] for j in group], smoothing, taught.get(teacher), own)
             tape.backward(logits, y, goal, losses)
+            slices.add_to(grads)
             found.append([tape.found[name] for name in self._names])
-        self.kernels.unpack(groups, found, self._views)
+        self.kernels.unpack(groups, found, self._views[: len(self._names)])
         return losses
 
     def _groups(self, paths: Sequence[Path]) -> list[list[int]]:
@@ -106,11 +116,6 @@ class FusedEngine:
                 waiting[key] = [i]
                 found.append(waiting[key])
         return found
-
-    def _places(self, paths: Sequence[Path]) -> Places:
-        """The slices of some paths of equal widths."""
-        plans = [self.net.plan(widths, side) for widths, side in paths]
-        return self._packing.places(plans[0].units, [plan.side for plan in plans])
 
     def _zeros(
         self, sizes: Sequence[Sizes], groups: Sequence[Places], paths: int, device: torch.device
@@ -137,7 +142,7 @@ class FusedEngine:
         full = len(self._half)
         parameters = [
             Parameter(tensor, axes.get(name), i >= full, name in self.program.depthwise)
-            for i, (name, tensor) in enumerate(zip(self._names, self._tensors, strict=True))
+            for i, (name, tensor) in enumerate(zip(self._names, self._tensors, strict=False))
         ]
         self._packing = Packing(parameters, self.net.total_units)
         counts = [p.numel() for p in self._used]
@@ -153,6 +158,10 @@ class FusedEngine:
             if grad is not None:
                 view.copy_(grad)
             p.grad = view
+
+
+def _with_labels(loss: Callable[[Tensor, Tensor], Tensor], y: Tensor, logits: Tensor) -> Tensor:
+    return loss(logits, y)
 
 
 def _weights(weights: Sequence[float] | None, count: int) -> Sequence[float]:

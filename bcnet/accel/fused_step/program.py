@@ -1,8 +1,8 @@
 """The captured graph as a short list of layers that the fused engine knows how to run backwards.
 
 Batch norm takes the addition and the activation that follow it along, so a residual block is convolutions
-and norms only. A graph with anything else in it has no program: :class:`Unsupported` says why, and the plain
-engine runs it.
+and norms only. Whatever else a graph holds runs as it is, under autograd (:class:`Eager`). Only where the network has
+several inputs or outputs is there no program: :class:`Unsupported` says why, and the plain engine runs it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,25 @@ class Linear:
     bias: str | None
 
 
-Layer = Conv | Norm | Pool | Linear
+@dataclass(frozen=True)
+class Eager:
+    """One operator of the graph as it is, with the values it takes by their nodes; ``why`` it has no kernel."""
+
+    inputs: tuple[tuple[fx.Node, int], ...]
+    out: int
+    node: fx.Node
+    why: str
+
+
+Layer = Conv | Norm | Pool | Linear | Eager
+
+
+def reads(layer: Layer) -> tuple[int, ...]:
+    """The values that a layer takes."""
+    if isinstance(layer, Eager):
+        return tuple(number for _, number in layer.inputs)
+    residual = layer.residual if isinstance(layer, Norm) else None
+    return (layer.x,) if residual is None else (layer.x, residual)
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,11 @@ class Program:
     layers: tuple[Layer, ...]
     source: int
     result: int
+
+    @cached_property
+    def eager(self) -> tuple[Eager, ...]:
+        """What runs under autograd."""
+        return tuple(layer for layer in self.layers if isinstance(layer, Eager))
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
@@ -102,14 +125,13 @@ class Program:
         """Norms that only a depthwise convolution needs, by their values: it applies them as it reads."""
         readers: dict[int, list[Layer]] = {}
         for layer in self.layers:
-            readers.setdefault(layer.x, []).append(layer)
-            if isinstance(layer, Norm) and layer.residual is not None:
-                readers.setdefault(layer.residual, []).append(layer)
+            for value in reads(layer):
+                readers.setdefault(value, []).append(layer)
         return {
             norm.out: norm
             for norm in self.layers
             if isinstance(norm, Norm) and norm.residual is None
-            if len(readers[norm.out]) == 1 and isinstance(reader := readers[norm.out][0], Conv) and reader.depthwise
+            if len(found := readers.get(norm.out, [])) == 1 and isinstance(found[0], Conv) and found[0].depthwise
         }
 
     @cached_property
@@ -148,16 +170,13 @@ class _Compiler:
             elif node.op == "output":
                 outputs = node.args[0]
             else:
-                self.visit(node)
-        if len(outputs) != 1 or not isinstance(self.last, Linear) or self.numbers.get(outputs[0]) != self.last.out:
-            raise Unsupported("its only output must be that of a last linear layer")
-        names = [self.parameter_names(layer) for layer in self.layers]
-        flat = [name for group in names for name in group]
-        if len(set(flat)) != len(flat):
-            raise Unsupported("a parameter is used more than once")
-        for name in flat:
-            self.check_axes(name)
-        return Program(tuple(self.layers), 0, self.last.out)
+                try:
+                    self.visit(node)
+                except Unsupported as reason:
+                    self.eager(node, str(reason))
+        if len(outputs) != 1 or outputs[0] not in self.numbers or len(outputs[0].meta["val"].shape) != 2:
+            raise Unsupported("its only output must be logits")
+        return Program(tuple(self.layers), 0, self.numbers[outputs[0]])
 
     @property
     def last(self) -> Layer | None:
@@ -165,6 +184,13 @@ class _Compiler:
 
     def number(self, node: fx.Node) -> int:
         return self.numbers.setdefault(node, len(self.numbers))
+
+    def eager(self, node: fx.Node, why: str) -> None:
+        """The node as it is."""
+        if isinstance(node.meta.get("val"), (list, tuple)):
+            raise Unsupported(f"{node.name} gives several results")
+        inputs = tuple((n, self.numbers[n]) for n in node.all_input_nodes if n in self.numbers)
+        self.layers.append(Eager(inputs, self.number(node), node, why))
 
     def visit(self, node: fx.Node) -> None:
         target: Any = node.target
@@ -180,7 +206,9 @@ class _Compiler:
             self.activation(node, args["self"], ACTIVATIONS["relu6"])
         elif kind in _VISITORS:
             _VISITORS[kind](self, node, args)
-        elif not (kind == "dropout" and args["p"] == 0.0):
+        elif kind == "dropout" and args["p"] == 0.0 and len(args["input"].users) == 1:
+            self.numbers[node] = self.value(args["input"])
+        else:
             raise Unsupported(f"it has a layer {kind!r}")
 
     def value(self, node: Any) -> int:
@@ -191,13 +219,10 @@ class _Compiler:
     def parameter(self, node: Any) -> str:
         if not isinstance(node, fx.Node) or node.name not in self.graph.state_of:
             raise Unsupported("a layer's weight is computed, not a parameter")
+        if len(node.users) > 1:
+            raise Unsupported("a parameter is used more than once")
+        self.check_axes(self.graph.state_of[node.name])
         return self.graph.state_of[node.name]
-
-    def parameter_names(self, layer: Layer) -> list[str]:
-        if isinstance(layer, Pool):
-            return []
-        bias = getattr(layer, "bias", None)
-        return [layer.weight] if bias is None else [layer.weight, bias]
 
     def check_axes(self, name: str) -> None:
         axes: tuple[Axis, ...] = self.space.coupling.axes.get(name, ())
@@ -264,7 +289,8 @@ class _Compiler:
             raise Unsupported("it has a batch norm without weight and bias")
         before = self.layers[-1] if self.layers else None
         x = self.value(args["input"])
-        if not isinstance(before, Conv) or before.out != x or len(args["input"].users) > 1:
+        rank = len(args["input"].meta["val"].shape)
+        if not isinstance(before, (Conv, Eager)) or before.out != x or len(args["input"].users) > 1 or rank != 4:
             raise Unsupported("it has a batch norm that does not follow a convolution")
         weight, bias = self.parameter(args["weight"]), self.parameter(args["bias"])
         self.layers.append(Norm(x, self.number(node), weight, bias, float(args["eps"])))
@@ -274,7 +300,10 @@ class _Compiler:
         dims = {d % 4 for d in args.get("dim", [2, 3])}
         if list(size) not in ([1, 1], [1]) or dims != {2, 3}:
             raise Unsupported("it has a pooling that is not global")
-        self.layers.append(Pool(self.value(args["input" if "input" in args else "self"]), self.number(node)))
+        before = args["input" if "input" in args else "self"]
+        if self.value(before) == 0 or len(before.meta["val"].shape) != 4:
+            raise Unsupported("it pools the input itself")
+        self.layers.append(Pool(self.value(before), self.number(node)))
 
     def flat(self, node: fx.Node, args: dict[str, Any]) -> None:
         """Reshaping is nothing once a value is (n, c)."""
@@ -287,6 +316,8 @@ class _Compiler:
         x = self.value(args["input"])
         if not isinstance(self.last, Pool) or self.last.out != x:
             raise Unsupported("it has a linear layer that does not follow global pooling")
+        if any(user.op != "output" for user in node.users):
+            raise Unsupported("it has a linear layer that is not the last")
         bias = None if args["bias"] is None else self.parameter(args["bias"])
         self.layers.append(Linear(x, self.number(node), self.parameter(args["weight"]), bias))
 

@@ -6,14 +6,15 @@ and a 1x1 convolution one batched matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from bcnet.accel.fused_step.program import Conv, Linear, Norm, Pool, Program
+from bcnet.accel.fused_step.eager import Slices
+from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
 from bcnet.accel.kernels.pack import ALIGN
 from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window, distance
 
@@ -36,10 +37,11 @@ class Tape:
         kernels: ModuleType,
         weights: dict[str, Tensor],
         sizes: dict[str, tuple[int, int]],
-        sides: int,
+        slices: Slices,
         room: Sequence[Tensor],
     ):
-        self.program, self.kernels, self.sides = program, kernels, sides
+        sides = len(slices.plans)
+        self.program, self.kernels, self.sides, self.slices = program, kernels, sides, slices
         self.weights, self.sizes = weights, sizes
         self.values: dict[int, Rows] = {}
         self.grads: dict[int, list[Rows]] = {}
@@ -49,6 +51,9 @@ class Tape:
         self.shaped: dict[Any, Tensor] = {}
         self.images: dict[int, list[Tensor]] = {}
         self.norms: dict[int, Affine] = {}
+        self.plain: dict[int, list[Any]] = {}  # what eager operators gave, side by side
+        self.graphs: dict[int, list[tuple[Tensor, list[Tensor]]]] = {}
+        self.plain_grads: dict[int, list[list[Tensor]]] = {}
         self._take(iter(room))
 
     @staticmethod
@@ -85,33 +90,50 @@ class Tape:
                 self._norm(layer)
             elif isinstance(layer, Pool):
                 self._pool(layer)
-        assert isinstance(layer, Linear)  # a program ends in one
-        return torch.bmm(self.values[layer.x].base, self._matrix(layer.weight).transpose(1, 2))
+            elif isinstance(layer, Eager):
+                self._eager(layer)
+            else:
+                return torch.bmm(self.values[layer.x].base, self._matrix(layer.weight).transpose(1, 2))
+        return self.values[self.program.result].dense()
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What the first side teaches: (n, classes) in float32, of the logits that :meth:`forward` gave."""
-        layer = self.program.layers[-1]
-        assert isinstance(layer, Linear)
         values = logits[0].float()
-        if layer.bias is not None:
-            values = values + self.weights[layer.bias].flatten()[: values.shape[1]]
+        if (bias := self._last_bias()) is not None:
+            values = values + bias.flatten()[: values.shape[1]]
         return values.softmax(1)
+
+    def _last_bias(self) -> Tensor | None:
+        layer = self.program.layers[-1]
+        return self.weights[layer.bias] if isinstance(layer, Linear) and layer.bias is not None else None
 
     def backward(self, logits: Tensor, y: Tensor, goal: Goal, losses: Tensor) -> None:
         """Gradients of all weights, from labels y (n,)."""
+        last = self.program.layers[-1]
+        room = self.sums[last.weight] if isinstance(last, Linear) else logits.new_zeros(logits.numel()).float()
+        if goal.loss is None:
+            slope = self.kernels.entropy(logits, self._last_bias(), y, goal, room, losses)
+        else:
+            slope = _slope_of(goal.loss, logits, self._last_bias(), goal, room, losses)
+        if not isinstance(last, Linear):
+            self._give(self.program.result, Rows.whole(slope))
         for layer in reversed(self.program.layers):
             if isinstance(layer, Linear):
-                bias = None if layer.bias is None else self.weights[layer.bias]
-                slope = self.kernels.entropy(logits, bias, y, goal, self.sums[layer.weight], losses)
                 self._linear_back(layer, slope)
-            elif isinstance(layer, Pool):
-                _, h, w = self.spaces[layer.x]
-                (grad,) = self.grads.pop(layer.out)
-                self._give(layer.x, grad._replace(repeat=h * w))
-            elif isinstance(layer, Norm):
-                self._norm_back(layer)
+            elif isinstance(layer, Eager):
+                self._eager_back(layer)
             else:
-                self._conv_back(layer)
+                self._give_nothing(layer.out)
+                self._layer_back(layer)
+
+    def _layer_back(self, layer: Conv | Norm | Pool) -> None:
+        if isinstance(layer, Pool):
+            _, h, w = self.spaces[layer.x]
+            self._give(layer.x, self._arrived(layer.out)._replace(repeat=h * w))
+        elif isinstance(layer, Norm):
+            self._norm_back(layer)
+        else:
+            self._conv_back(layer)
 
     def _conv(self, layer: Conv) -> None:
         if layer.x == self.program.source:
@@ -181,7 +203,7 @@ class Tape:
         self.found[layer.weight] = Found(norm.found, y.channels, 2 * y.channels)
 
     def _conv_back(self, layer: Conv) -> None:
-        (dy,) = self.grads.pop(layer.out)
+        dy = self._arrived(layer.out)
         if layer.x == self.program.source:
             image = dy.together().image(0, self.spaces[layer.out])
             _, dw, _ = _convolution_backward(image, self.x, self._image_weight(layer), layer, False)
@@ -221,6 +243,86 @@ class Tape:
         self.found[layer.weight] = Found(dw[0], 0, distance(dw), 1, tuple(dw[1:]))
         self._give(layer.x, Rows.apart(dx))
 
+    def _eager(self, layer: Eager) -> None:
+        """Under autograd, one side after the other; tensors join the tape as rows."""
+        graphs: list[tuple[Any, list[Tensor]]] = []
+        for s in range(self.sides):
+            given = {node: self._given(node, number, s) for node, number in layer.inputs}
+            leaves = [t for t in given.values() if isinstance(t, Tensor) and t.requires_grad]
+            with torch.enable_grad():
+                y = self.slices.call(layer.node, given, s)
+                if isinstance(y, Tensor) and y.is_floating_point():
+                    y = y.to(self.x.dtype)
+                    y = _channels_last(y) if y.dim() == 4 else y.contiguous()
+            graphs.append((y, leaves))
+        self.graphs[layer.out] = graphs
+        found = [y.detach() if isinstance(y, Tensor) else y for y, _ in graphs]
+        self.plain[layer.out] = found
+        if isinstance(found[0], Tensor) and found[0].dim() == 4:
+            self.values[layer.out], self.spaces[layer.out] = Rows.apart(found), _space(found[0])
+        elif isinstance(found[0], Tensor) and found[0].dim() == 2:
+            self.values[layer.out] = Rows.whole(torch.stack(found))
+            self.spaces[layer.out] = (len(found[0]), 1, 1)
+
+    def _given(self, node: fx.Node, number: int, side: int) -> Any:
+        """A value of the tape as an operator of the graph takes it, a leaf where it has a gradient."""
+        if number == self.program.source:
+            return self.x
+        if number in self.plain:
+            value = self.plain[number][side]
+        elif len(node.meta["val"].shape) == 4:
+            value = self.values[number].image(side, self.spaces[number])
+        else:
+            value = self.values[number].of(side)
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.detach().requires_grad_() if floats else value
+
+    def _eager_back(self, layer: Eager) -> None:
+        graphs, arrived = self.graphs.pop(layer.out), self.grads.pop(layer.out, [])
+        others = self.plain_grads.pop(layer.out, [[] for _ in graphs])
+        self.plain.pop(layer.out)
+        self.values.pop(layer.out, None)
+        numbers = [number for _, number in layer.inputs if number != self.program.source]
+        given: dict[int, list[Tensor]] = {}
+        for s, (y, leaves) in enumerate(graphs):
+            parts = [self._shaped(g.repeated(s), y) for g in arrived] + others[s]
+            if not parts or not isinstance(y, Tensor) or not y.requires_grad:
+                continue
+            gradient = torch.stack([part.to(y.dtype) for part in parts]).sum(0)
+            floats = [n for n in numbers if n in self.values or isinstance((self.plain.get(n) or [0])[0], Tensor)]
+            for number, leaf, found in zip(
+                floats, leaves, self.slices.differentiate(y, gradient, leaves, s), strict=True
+            ):
+                given.setdefault(number, []).append(torch.zeros_like(leaf) if found is None else found)
+        for number, gradients in given.items():
+            if number in self.graphs:
+                rows = self.plain_grads.setdefault(number, [[] for _ in gradients])
+                for row, one in zip(rows, gradients, strict=True):
+                    row.append(one)
+            elif gradients[0].dim() == 4:
+                self._give(number, Rows.apart([_channels_last(one) for one in gradients]))
+            else:
+                self._give(number, Rows.whole(torch.stack(gradients)))
+
+    @staticmethod
+    def _shaped(rows: Tensor, y: Tensor) -> Tensor:
+        """Rows (M, C) in the shape of an operator's result."""
+        return rows if y.dim() == 2 else rows.view(len(y), y.shape[2], y.shape[3], -1).permute(0, 3, 1, 2)
+
+    def _arrived(self, value: int) -> Rows:
+        """The gradient of a value, added up where it has several readers."""
+        grads = self.grads.pop(value)
+        if len(grads) == 1 and grads[0].repeat == 1:
+            return grads[0]
+        sums = [torch.stack([g.repeated(s) for g in grads]).sum(0) for s in range(self.sides)]
+        return Rows.whole(torch.stack(sums).to(grads[0].base.dtype))
+
+    def _give_nothing(self, value: int) -> None:
+        """A gradient of zero where nothing that is learnt from reads a value."""
+        if value not in self.grads:
+            rows = self.values[value]
+            self._give(value, Rows.whole(rows.base.new_zeros((self.sides, rows.rows, rows.channels))))
+
     def _give(self, value: int, grad: Rows) -> None:
         self.grads.setdefault(value, []).append(grad)
 
@@ -241,6 +343,22 @@ class Tape:
             stride = (i * h * w, 1, i * w, i)
             self.shaped[key] = flat.as_strided((outputs, i, h, w), stride, flat.storage_offset() + start)
         return self.shaped[key]
+
+
+def _slope_of(
+    loss: Callable[[Tensor], Tensor], logits: Tensor, bias: Tensor | None, goal: Goal, found: Tensor, losses: Tensor
+) -> Tensor:
+    """As the kernel ``entropy``, for any loss of logits (n, classes): by autograd."""
+    sides, _, classes = logits.shape
+    values = logits.float() if bias is None else logits.float() + bias[: sides * classes].view(sides, 1, classes)
+    with torch.enable_grad():
+        leaf = values.detach().requires_grad_()
+        each = [loss(side) for side in leaf]
+        total = torch.stack([one * share for one, share in zip(each, goal.shares, strict=True)]).sum()
+        (slope,) = torch.autograd.grad(total, leaf)
+    losses[list(goal.slots)] = torch.stack([one.detach() for one in each]).to(losses.dtype)
+    found[: sides * classes] = slope.sum(1).flatten()
+    return slope.to(logits.dtype)
 
 
 def _at_most_two(grads: list[Rows]) -> list[Rows]:
@@ -271,6 +389,8 @@ def _convolution(x: Tensor, weight: Tensor, layer: Conv) -> Tensor:
 
 def _convolution_backward(dy: Tensor, x: Tensor, weight: Tensor, layer: Conv, wants_x: bool) -> Any:
     mask = (wants_x, True, False)
+    if layer.kernel == (1, 1) and layer.stride != (1, 1) and not x.is_cuda:
+        x = x.contiguous()  # in channels last, torch 2.13 on a CPU writes beyond its memory for few channels
     return torch.ops.aten.convolution_backward.default(
         dy, x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1, mask
     )

@@ -34,6 +34,8 @@ class Tuning:
     rows_back: tuple[int, int, int] = (16, 32, 4)
     half_back: tuple[int, int, int] = (16, 32, 4)
     programs: int = 132 * 8
+    tables: tuple[int, int] = (64, 128)
+    """Programs that share the copying of one parameter, and of one gradient."""
 
 
 tuning = Tuning()
@@ -53,7 +55,7 @@ def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) ->
     addresses = np.array([t.data_ptr() for t in tensors], dtype=np.int64)
     rows = [g.pack_table(addresses, offsets) for g, offsets in zip(groups, packed.offsets, strict=True)]
     table = np.concatenate(rows)
-    grid = (64, len(table), 1)
+    grid = (tuning.tables[0], len(table), 1)
     _pack(grid, (_upload(table, packed.half.device), packed.half, packed.full), (1024,))
 
 
@@ -66,7 +68,7 @@ def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Se
     wholes[:, 1] = packing.whole[0] * packing.kernel * packing.whole[1]
     sent = _upload(np.concatenate([wholes.ravel(), table.ravel()]), grads[0].device)
     half = tl.bfloat16 if found[0][0].tensor.dtype == torch.bfloat16 else tl.float32
-    _unpack((128, len(grads), 1), (sent, sent[wholes.size :], table.shape[1]), (half, 512))
+    _unpack((tuning.tables[1], len(grads), 1), (sent, sent[wholes.size :], table.shape[1]), (half, 512))
 
 
 def _upload(table: np.ndarray, device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,12 +121,14 @@ class Found(NamedTuple):
 
 class Goal(NamedTuple):
     """What the sides of a group learn: the places of their losses, their shares in the sum, label smoothing, and
-    the probabilities (n, classes) of a teacher, which they learn in place of the labels."""
+    the probabilities (n, classes) of a teacher, which they learn in place of the labels. A ``loss`` of logits takes the
+    place of cross entropy."""
 
     slots: Sequence[int]
     shares: Sequence[float]
     smoothing: float
     soft: Tensor | None = None
+    loss: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,11 @@ def rules_of_thumb(run: Run) -> dict[str, list[int]]:
 def finalists(run: Run) -> dict[str, list[int]]:
     """The configurations that race, by name: the search's choice, its best single score, and the rules of thumb."""
     found = run.read("search")
-    best = max(
-        (Trial.from_dict(row) for row in found["front"]),
-        key=lambda t: (t.feasible and t.score is not None, t.score or -np.inf),
-    )
-    proposed = {"search": list(found["best"]["widths"]), "best-score": list(best.widths), **rules_of_thumb(run)}
-    if not best.feasible:
-        del proposed["best-score"]
+    front = [trial for trial in map(Trial.from_dict, found["front"]) if trial.feasible and trial.score is not None]
+    best = max(front, key=lambda trial: trial.score or 0.0, default=None)
+    proposed = {"search": list(found["best"]["widths"])}
+    proposed |= {} if best is None else {"best-score": list(best.widths)}
+    proposed |= rules_of_thumb(run)
     different: dict[tuple[int, ...], str] = {}
     for name, widths in proposed.items():
         different.setdefault(tuple(widths), name)

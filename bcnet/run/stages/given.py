@@ -65,4 +65,7 @@ def _train(run: Run, network: nn.Module) -> list[dict[str, float]]:
 
 
 def _figure(run: Run, measured: dict[str, float]) -> str:
-    return f"accuracy {measured['score']:.1%}" if run.task_given is None else f"score {measured['score']:.4g}"
+    task, sign = run.task, 1 if run.task.higher_is_better else -1
+    if task.unit == "%":
+        return f"{task.name} {sign * measured['score']:.1%}"
+    return f"{task.name} {sign * measured['score']:.4g}{task.unit and ' '}{task.unit}"

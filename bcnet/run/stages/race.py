@@ -21,7 +21,9 @@ class _Kept:
         self.run = run
 
     def known(self, name: str) -> dict[str, Any] | None:
-        return self.run.read(f"race/{name}") if self.run.done(f"race/{name}") else None
+        if not self.run.done(f"race/{name}"):
+            return None
+        return {key: value for key, value in self.run.read(f"race/{name}").items() if key != "version"}
 
     def keep(self, name: str, result: dict[str, Any]) -> None:
         self.run.write(f"race/{name}", result)
@@ -33,7 +35,7 @@ def race(run: Run) -> None:
     assert r.race is not None
     widths = finalists(run)
     if len(widths) == 1:
-        run.listener.note("all proposals are one configuration, so there is nothing to race against")
+        run.listener.note("there is one finalist, so there is nothing to race against")
     config, teacher = fine_tuning(run)
     racing = Racing(r.race, run.data, config, task=run.task_given, teacher=teacher, by=r.rank_by)
     entries = [Entry(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]

@@ -31,8 +31,7 @@ def scores_in_parts(run: Run, scorer: SharedEvaluator | CutScorer, widths: Width
     """The scores of configurations (n, L) by ``by``, on each part of the validation images: (n, parts)."""
     if isinstance(scorer, CutScorer):
         return scorer.parts(widths, by)
-    assert isinstance(scorer.batches, list)  # as _evaluator gives them
-    batches = scorer.batches[:MOST_PARTS]
+    batches = list(_scoring_batches(run))[:MOST_PARTS]
     parts = [part for batch in batches for part in _chunks(batch, -(-LEAST_PARTS // len(batches)))]
     found = [
         Evaluator(scorer.net, [part], run.task, _recalibration(run), run.recipe.supernet.bf16).measure(widths)

@@ -29,7 +29,8 @@ def train(run: Run) -> None:
         checkpoint_minutes=r.checkpoint_minutes,
         channels_last=r.channels_last,
     )
-    engine, words = choose_engine(net, r.engine, bf16=r.supernet.bf16, own_task=run.task_given is not None)
+    own = run.task_given is not None and r.paths.sampling.sandwich
+    engine, words = choose_engine(net, r.engine, bf16=r.supernet.bf16, own_distillation=own)
     folder = run.path(CHECKPOINTS, "train")
     trained = train_supernet(
         net, run.data.train, config, run.task_given, folder, training_steps(run.listener, "train"), engine

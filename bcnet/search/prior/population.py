@@ -1,7 +1,7 @@
 """The prior initial population (``eq10`` to ``eq12``): widths sampled where training losses were low.
 
 A log of training losses gives every candidate of every variable a potential error; the program of
-:mod:`bcnet.search.prior.program` finds the least expected error within the budgets and a bound on it; and the
+:mod:`bcnet.search.prior.problem` finds the least expected error within the budgets and a bound on it; and the
 population is sampled from a smoother version of it, keeping only widths that hold every budget.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import Constraints
-from bcnet.search.prior.program import PriorProgram
+from bcnet.search.prior.problem import PriorProblem
 from bcnet.search.prior.smooth import smooth
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths, WidthSpace
@@ -92,7 +92,7 @@ class PriorReport:
 def prior_population(
     constraints: Constraints, errors: PotentialErrors, n: int, rng: np.random.Generator, effective: float = 2.0
 ) -> tuple[Widths, PriorReport]:
-    """``n`` different widths (n, L) that hold every budget, sampled from the prior, and a report on it.
+    """``n`` different configurations (n, L) that hold every budget, sampled from the prior, and a report on it.
 
     Quadratic costs (FLOPs, parameters) shape the prior; all budgets decide which samples are kept.
     """
@@ -100,7 +100,7 @@ def prior_population(
     quadratic = [(cost, limit) for cost, limit in budgets if isinstance(cost, QuadraticCost)]
     if not quadratic:
         raise BcnetError("the prior needs a budget of flops or params: add one, or start from a random population")
-    program = PriorProgram(constraints.space, errors.values, quadratic)
+    program = PriorProblem(constraints.space, errors.values, quadratic)
     solution = program.solve()
     soft = smooth(program, solution, effective)
     widths, sampled = _sample(constraints, soft.distributions, n, rng)

@@ -1,6 +1,6 @@
 """Distributions worth sampling: the prior program with a reward for entropy.
 
-The program's own optimum is almost a single widths, so samples of it would all be alike. Minimising
+The program's own optimum is almost a single configuration, so samples of it would all be alike. Minimising
 ``expected error - tau * entropy`` instead gives every variable a softmax over its candidates; tau is
 chosen for a stated effective number of candidates, and tau to zero is the program itself.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bcnet.search.prior.program import PriorProgram, Solution
+from bcnet.search.prior.problem import PriorProblem, Solution
 
 Floats = NDArray[np.float64]
 BISECTIONS = 24
@@ -29,7 +29,7 @@ class Smooth:
     effective: float
 
 
-def smooth(program: PriorProgram, solution: Solution, effective: float) -> Smooth:
+def smooth(program: PriorProblem, solution: Solution, effective: float) -> Smooth:
     """Smooth distributions that hold the budgets in expectation, with about ``effective`` candidates per variable.
 
     Where the budgets leave less room than that, as many as they do.
@@ -54,7 +54,7 @@ class _Softmax:
     budgets' multipliers keep the proportions they have in the program, and are scaled together.
     """
 
-    def __init__(self, program: PriorProgram, solution: Solution):
+    def __init__(self, program: PriorProblem, solution: Solution):
         self._program, self._start = program, solution.distributions
         multipliers = solution.multipliers
         self._colours = _colours(program.coupled)

@@ -82,7 +82,7 @@ rand_like randn_like empty_like full_like bernoulli bernoulli_ normalize lp_pool
 upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d
 _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
 _upsample_nearest_exact3d upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_ detach_ fill_ zero_ float
-half bfloat16 double rot90 max_unpool2d max_unpool3d real imag triu tril"""
+half bfloat16 double rot90 real imag triu tril"""
 
 
 @rule(*(f"aten::{name}" for name in _SAME.split()))
@@ -90,6 +90,12 @@ def same(call: Call) -> Value | list[Value]:
     """Channels pass through untouched; extents of other axes may change."""
     x = call.values()[0]
     return [call.carry(x, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(x)
+
+
+@rule("aten::max_unpool2d", "aten::max_unpool3d")
+def unpool(call: Call) -> Value:
+    x, indices = call.value("self"), call.value("indices")
+    return call.carry(together(call.links, [x, indices], x.shape, call.where))
 
 
 _POOLS = """avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
@@ -108,7 +114,8 @@ def pool(call: Call) -> Value | list[Value]:
 
 def _middles(call: Call, x: Value) -> Value:
     """``x`` without the channels at both ends that are no window's middle, where a pool runs over channels."""
-    kernel, layers, shape = call.args.get("kernel_size"), [], list(x.shape)
+    kernel, shape = call.args.get("kernel_size"), list(x.shape)
+    layers: list[tuple[int | None, torch.Tensor]] = []
     for layer in x.layers:
         axes = varying(layer)
         place = axes[0] - len(x.shape) if len(axes) == 1 else 0

@@ -151,8 +151,8 @@ def windows(call: Call) -> Value:
 
 
 def _pad_sizes(site: Site) -> Iterator[Hole]:
-    pad = site.args.get("pad")
-    for i in range(0, len(pad or ()), 2):
+    pad: list[int] = site.args.get("pad") or []
+    for i in range(0, len(pad), 2):
         axis = len(site.out) - 1 - i // 2
         if site.out[axis].terms:
             n = site.full(site.out[axis])

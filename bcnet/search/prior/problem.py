@@ -45,7 +45,7 @@ class Solution:
         return (self.objective - self.bound) / max(abs(self.bound), 1e-12)
 
 
-class PriorProgram:
+class PriorProblem:
     """Minimise the expected error under expected costs within their constraints.
 
     ``errors`` has the potential error of every candidate, one array (K_l,) per variable; ``budgets`` are

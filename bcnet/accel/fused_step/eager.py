@@ -1,0 +1,94 @@
+"""Operators that have no kernel of their own run as they are, under autograd, between those that have.
+
+Each takes its inputs from the tape as leaves, and slices of the parameters themselves, so that whatever tracing
+understands can stand in a program: biases, poolings, gates, concatenations, layer norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bcnet.accel.enumeration.prefix_tree import functional
+from bcnet.space.coupling import bind
+from bcnet.space.resize import sliced
+from bcnet.supernet.gradients import places
+from bcnet.supernet.supernet import Plan, Supernet
+
+
+class Slices:
+    """The slices of parameters that a group of paths uses in such operators, and their gradients."""
+
+    def __init__(self, net: Supernet, plans: Sequence[Plan], dtype: torch.dtype):
+        self.net, self.plans, self.dtype = net, plans, dtype
+        self._slots = {(s.node, s.name, s.item): s.size for s in net.space.slots}
+        self._state = {
+            **dict(net.named_parameters(remove_duplicate=False)),
+            **dict(net.named_buffers(remove_duplicate=False)),
+        }
+        self._leaves: list[dict[str, Tensor]] = [{} for _ in plans]
+        self._grads: list[dict[str, Tensor]] = [{} for _ in plans]
+
+    def call(self, node: fx.Node, given: dict[fx.Node, Any], side: int) -> Any:
+        """The operator at ``node``; what it takes of the tape is ``given``."""
+        target: Any = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            return target(*[self._resolve(a, node, "", None, given, side) for a in node.args])
+        named = bind(target, node.args, node.kwargs)
+        args = {name: self._resolve(a, node, name, None, given, side) for name, a in named.items()}
+        kind = target._schema.name
+        if kind == "aten::batch_norm":
+            args |= {"running_mean": None, "running_var": None, "training": True, "momentum": 0.0}
+        elif "dropout" in kind:
+            args["train"] = self.net.training
+        elif "conv" in kind or kind == "aten::linear":
+            args |= {k: args[k].to(self.dtype) for k in ("weight", "bias") if isinstance(args.get(k), Tensor)}
+        only = {a.name for a in target._schema.arguments if a.kwarg_only}
+        kwargs = {k: a for k, a in args.items() if k in only}
+        return functional(target)(*[a for k, a in args.items() if k not in only], **kwargs)
+
+    def _resolve(
+        self, arg: Any, node: fx.Node, name: str, item: int | None, given: dict[fx.Node, Any], side: int
+    ) -> Any:
+        size = self._slots.get((node, name, item))
+        if size is not None:
+            return size.at(self.plans[side].units)
+        if isinstance(arg, (list, tuple)):
+            return [self._resolve(a, node, name, i, given, side) for i, a in enumerate(arg)]
+        if not isinstance(arg, fx.Node):
+            return arg
+        return given[arg] if arg in given else self._slice(arg, side)
+
+    def _slice(self, node: fx.Node, side: int) -> Tensor:
+        graph = self.net.space.graph
+        if node.name in graph.constants:
+            return graph.constants[node.name].to(next(self.net.parameters()).device)
+        name = graph.state_of[node.name]
+        if name not in self._leaves[side]:
+            plan, whole = self.plans[side], self._state[name]
+            axes = self.net.space.coupling.axes.get(name)
+            part = whole.detach()
+            part = part if axes is None else sliced(part, axes, plan.units, self.net.total_units, plan.side)
+            self._leaves[side][name] = part.detach().requires_grad_(whole.requires_grad)
+        return self._leaves[side][name]
+
+    def differentiate(self, y: Tensor, gradient: Tensor, inputs: Sequence[Tensor], side: int) -> list[Tensor | None]:
+        """The gradients of ``inputs``; those of slices are added up here."""
+        leaves = {name: leaf for name, leaf in self._leaves[side].items() if leaf.requires_grad}
+        found = torch.autograd.grad(y, [*inputs, *leaves.values()], gradient, allow_unused=True)
+        for name, grad in zip(leaves, found[len(inputs) :], strict=True):
+            if grad is not None:
+                before = self._grads[side].get(name)
+                self._grads[side][name] = grad if before is None else before + grad
+        return list(found[: len(inputs)])
+
+    def add_to(self, gradients: dict[str, Tensor]) -> None:
+        """Add what was found to its places in the gradients of the whole parameters."""
+        for plan, found in zip(self.plans, self._grads, strict=True):
+            for name, grad in found.items():
+                axes = self.net.space.coupling.axes.get(name)
+                for target, source in places(gradients[name], grad, axes, plan, self.net.total_units):
+                    target.add_(source)

@@ -1,0 +1,91 @@
+"""The fused step's Triton kernels, in Triton's interpreter, against the plain reference: every kernel is launched.
+
+The interpreter must be chosen before Triton is imported, so the checks run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
+
+SCRIPT = """
+import sys
+import numpy as np, torch
+from torch import nn
+from bcnet.accel.fused_step import FusedEngine
+from bcnet.accel.kernels import fused, reference
+from bcnet.accel.kernels.launch import Kernel
+from bcnet.space.network import trace
+from bcnet.supernet.supernet import Supernet
+torch.set_num_threads(1)
+dtype = getattr(torch, sys.argv[1])
+launched = set()
+launch = Kernel.__call__
+Kernel.__call__ = lambda self, *given: (launched.add(self), launch(self, *given))[1]
+fused.tuning = fused.Tuning(programs=4, tables=(1, 2))
+
+class Block(nn.Module):
+    '''Depthwise convolutions of every kind, a residual addition and all activations.'''
+    def __init__(self, channels, kernel, stride):
+        super().__init__()
+        def norm(width, act):
+            return nn.Sequential(nn.BatchNorm2d(width), act)
+        wide = channels + 3
+        self.stem = nn.Sequential(nn.Conv2d(3, channels, 3, 1, 1, bias=False), norm(channels, nn.ReLU()))
+        self.expand = nn.Sequential(nn.Conv2d(channels, wide, 1, bias=False), norm(wide, nn.ReLU6()))
+        self.depthwise = nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=False)
+        self.after = norm(wide, nn.SiLU())
+        self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
+        convolution = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
+        self.dense = nn.Sequential(convolution, norm(channels, nn.Hardswish()))
+        self.last = nn.Linear(channels, 10)
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.project(self.after(self.depthwise(self.expand(x)))) + self.dense(x)
+        return self.last(y.mean((2, 3)))
+
+def gradients(net, kernels, x, y, paths, smoothing, teachers=None):
+    net.zero_grad(set_to_none=True)
+    engine = FusedEngine(net, kernels=kernels, dtype=dtype)
+    losses = engine.step(x, y, paths, [1 / len(paths)] * len(paths), smoothing, teachers)
+    return losses, {n: p.grad.clone() for n, p in net.named_parameters()}
+
+tolerance = 2e-4 if dtype == torch.float32 else 0.06
+for channels, kernel, stride, size, images in ((1, 3, 1, 5, 1), (5, 3, 2, 6, 2), (7, 5, 1, 3, 2)):
+    torch.manual_seed(channels)
+    net = Supernet(trace(Block(channels, kernel, stride), torch.randn(2, 3, size, size), groups=min(4, channels)))
+    for p in net.parameters():
+        if p.dim() == 1:
+            nn.init.uniform_(p, 0.5, 1.5)
+    x, y = torch.randn(images, 3, size, size), torch.arange(images)
+    narrow, wide = net.space.sample(np.random.default_rng(0), 1)[0], net.space.max
+    both, taught = [(wide, "left"), (wide, "right")], [(wide, "left"), (narrow, "right")]
+    for paths, teachers in ((both, None), (taught, [None, 0])):
+        found, got = gradients(net, fused, x, y, paths, 0.1, teachers)
+        wanted, expected = gradients(net, reference, x, y, paths, 0.1, teachers)
+        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+        largest = max(float(g.norm()) for g in expected.values())
+        for name, gradient in expected.items():
+            error = float((got[name] - gradient).norm())
+            most = tolerance * (float(gradient.norm()) + 0.1 * largest)
+            assert error <= most, (channels, kernel, stride, name, error)
+missing = [name for name, kernel in vars(fused).items() if isinstance(kernel, Kernel) and kernel not in launched]
+assert not missing, missing
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_fused_step_is_that_of_the_reference(dtype: str) -> None:
+    """Odd sizes, one channel, one image, sides next to each other and apart, a teacher; in both dtypes."""
+    path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)}
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, dtype], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stderr[-4000:]

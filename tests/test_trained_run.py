@@ -1,0 +1,310 @@
+"""Runs that begin with a trained network: it is kept, it teaches, and the best that was trained is what ships."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import terminal
+import tinyrun
+import torch
+from safetensors.torch import load_file, save_file
+
+from bcnet.errors import BcnetError
+from bcnet.report import words
+from bcnet.run.report import report_data, write_report
+from bcnet.run.session import Run
+from bcnet.search.noise import tells_apart
+from bcnet.training.retraining import evaluate, learnt
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, tinyrun.Notes]:
+    """A run of a network that knows nothing, up to its training, and what it said."""
+    notes = tinyrun.Notes()
+    run = tinyrun.trained(tmp_path_factory.mktemp("untrained"))
+    return tinyrun.work(run, until="given", listener=notes), notes
+
+
+@pytest.fixture(scope="module")
+def weights(untrained: tuple[Run, tinyrun.Notes]) -> Path:
+    """Weights of the tiny network that know something."""
+    return untrained[0].path("given.safetensors")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Run:
+    return tinyrun.work(tinyrun.trained(tmp_path_factory.mktemp("finished"), weights), until="report")
+
+
+def test_a_network_that_knows_nothing_is_trained_first(untrained: tuple[Run, tinyrun.Notes]) -> None:
+    run, notes = untrained
+    given = run.read("given")
+    assert given["knew"] is False
+    assert len(given["history"]) == 12
+    assert given["val"]["score"] > given["before"]["score"] + 0.2
+    (note,) = notes.notes
+    assert note.startswith("the network as given knows no more than chance (accuracy ")
+    assert note.endswith("% on validation), so it is trained first, epochs: 12")
+    assert notes.stages == ["trace", "given"]
+
+
+def test_a_network_that_knows_something_is_not_trained_again(finished: Run, weights: Path) -> None:
+    given = finished.read("given")
+    assert given["knew"] is True
+    assert given["history"] == []
+    for name, tensor in load_file(weights).items():
+        assert torch.equal(tensor, finished.tensors("given")[name])
+
+
+def test_full_is_the_given_network(finished: Run) -> None:
+    full = finished.read("retrain/full")
+    given = finished.read("given")
+    assert (full["score"], full["loss"], full["history"]) == (given["score"], given["loss"], [])
+    x = next(iter(finished.data.val.batches(0)))[0]
+    assert torch.equal(finished.network("full")(x), finished.given_network()(x))
+
+
+def test_the_given_weights_are_the_start(finished: Run) -> None:
+    """All channels kept is the given network: batch norm is recalibrated only where something was cut."""
+    x = next(iter(finished.data.val.batches(0)))[0]
+    whole = finished.inherited(finished.full)
+    for (name, mine), theirs in zip(whole.named_parameters(), finished.given_network().parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+    assert torch.equal(whole.eval()(x), finished.given_network()(x))
+
+
+def test_a_tiny_rate_leaves_the_inherited_network_as_it_is(tmp_path: Path, weights: Path) -> None:
+    still = {"epochs": 1, "lr": 1e-12, "warmup": 0, "weight_decay": 0}
+    run = tinyrun.trained(tmp_path, weights, retrain=still, race=None, compare=[])
+    tinyrun.work(run)
+    found = run.read("retrain/found")["widths"]
+    for mine, theirs in zip(run.network("found").parameters(), run.inherited(found).parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=0)
+
+
+def test_the_teacher_teaches(tmp_path: Path, weights: Path) -> None:
+    """Learning from the teacher alone ends nearer to it than learning from the labels."""
+
+    def apart(folder: Path, **changes: Any) -> float:
+        folder.mkdir()
+        run = tinyrun.work(tinyrun.trained(folder, weights, race=None, compare=["uniform"], **changes), until="retrain")
+        x = next(iter(run.data.val.batches(0)))[0]
+        slim, full = (network(x).detach().softmax(1) for network in (run.network("uniform"), run.given_network()))
+        return float((slim - full).abs().mean())
+
+    taught = apart(tmp_path / "taught", distillation={"alpha": 1.0, "temperature": 1.0})
+    assert taught < apart(tmp_path / "alone", distillation=None)
+
+
+@pytest.mark.parametrize("score", ["cut", "steps", "supernet"])
+def test_every_score_finds_a_network(tmp_path: Path, weights: Path, score: str) -> None:
+    run = tinyrun.trained(tmp_path, weights, score=score, supernet={"epochs": 2}, race=None, compare=[])
+    notes = tinyrun.Notes()
+    tinyrun.work(run, listener=notes)
+    stages = ["trace", "given", *(["train"] if score == "supernet" else []), "search", "retrain", "compare"]
+    assert notes.stages == stages
+    found = run.read("search")
+    assert found["scored_by"] == score
+    assert run.read("compare")["networks"][0]["costs"]["flops"] <= run.read("trace")["costs"]["full"]["flops"] / 2
+    assert report_data(run).principle == ("ua" if score == "supernet" else None)
+    assert write_report(run).stat().st_size > 1000
+
+
+def test_what_ships_is_the_best_on_validation(finished: Run) -> None:
+    rivals = {name: finished.read(f"retrain/{name}")["val"]["loss"] for name in ("uniform", "found")}
+    assert finished.chosen == min(rivals, key=lambda name: rivals[name])
+    compared = finished.read("compare")
+    assert compared["chosen"] == finished.chosen
+    x = next(iter(finished.data.val.batches(0)))[0]
+    assert torch.equal(finished.network()(x), finished.network(finished.chosen)(x))
+
+
+def test_where_uniform_ships_page_and_closing_lines_say_so(finished: Run, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished.folder, folder)
+    for name in ("retrain", "compare"):
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "chosen": "uniform"}))
+    run = Run(folder)
+    sentence = (
+        "On validation images scaling all layers alike did better than what the search found, so that is what ships."
+    )
+    data = report_data(run)
+    assert sentence in words.verdict(data)
+    assert data.found == data.networks["uniform"]
+    assert sentence in write_report(run).read_text("utf-8")
+    shown = terminal.run("report", str(folder))
+    assert sentence in " ".join(shown.output.split())
+    widths = json.loads(json.dumps(run.read("retrain/uniform")["widths"]))
+    assert [m.out_channels for m in run.network().modules() if hasattr(m, "out_channels")] == widths
+
+
+def test_the_headline_says_what_became_of_the_network(finished: Run) -> None:
+    data = report_data(finished)
+    assert words.headline(data).startswith(f"your network: {100 * data.full.score:.2f}% at 100% → slim: ")
+    page = finished.path("report.html").read_text("utf-8")
+    assert "The race of the finalists, on validation images" in page
+    assert "began with the most important channels of your network" in page
+
+
+def test_a_network_that_has_not_learnt_is_called_that(tmp_path: Path, weights: Path) -> None:
+    """Labels of which the images say nothing: whatever was trained on them cannot have learnt."""
+    run = tinyrun.trained(tmp_path, weights, race=None, compare=[], retrain={"epochs": 1, "lr": 30.0, "warmup": 0})
+    notes = tinyrun.Notes()
+    tinyrun.work(run, listener=notes)
+    assert notes.notes == [f"the slim network has not learnt anything. {words.NOT_LEARNT}"]
+    data = report_data(run)
+    assert words.headline(data).startswith("the slim network has not learnt anything: ")
+    assert words.NOT_LEARNT in words.verdict(data)
+
+
+def test_learnt_means_more_than_a_guess(finished: Run) -> None:
+    val, task = finished.data.val, finished.task
+    assert learnt(finished.given_network(), val, task)
+    fresh = finished.fresh(finished.full)
+    assert not learnt(fresh, val, task)
+    with torch.no_grad():  # always the same class: right as often as that class is there
+        fresh[-1].weight.zero_()
+        fresh[-1].bias.copy_(torch.arange(10.0))
+    assert evaluate(fresh, val, task)["score"] > 0.05
+    assert not learnt(fresh, val, task)
+
+
+def test_scores_that_say_nothing_give_way_to_uniform_widths(tmp_path: Path, weights: Path) -> None:
+    """A teacher of no help and a cut beyond repair: scores that are all alike decide nothing."""
+    run = tinyrun.trained(tmp_path, weights, fallback=True, rank_by="score", compare=["uniform"])
+    tinyrun.work(run, until="given")
+    run.task = _blind(run)
+    tinyrun.work(run, until="search")
+    found = run.read("search")
+    assert found["notes"] == [
+        "the scores of 4 configurations differ by no more than chance, and so do their losses, so "
+        "nothing was searched and uniform widths were taken: more epochs may help"
+    ]
+    from bcnet.run.stages.configurations import configuration
+
+    assert found["best"]["widths"] == configuration(run, "uniform")
+    del run.task
+    tinyrun.work(run, until="report")
+    assert "nothing was searched" in run.path("report.html").read_text("utf-8")
+
+
+def _blind(run: Run) -> Any:
+    from bcnet.training.task import Task
+
+    return Task(loss=lambda o, t: 0 * o.sum() + 1.0, score=lambda o, t: 0 * o[:, 0])
+
+
+def test_noise_is_told_from_differences() -> None:
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(16, 4, generator=rng)
+    assert not tells_apart(noise)
+    assert tells_apart(noise + 5 * torch.arange(16.0)[:, None])
+    assert not tells_apart(noise + 5 * torch.arange(4.0)[None])  # parts may differ as they like
+    assert not tells_apart(torch.ones(16, 4))
+    assert tells_apart(torch.arange(16.0)[:, None].expand(16, 4))
+    assert not tells_apart(torch.full((16, 4), torch.nan))
+
+
+def test_a_layer_keeps_some_channels_unless_asked(tmp_path: Path, weights: Path) -> None:
+    run = tinyrun.trained(tmp_path, weights, least=4)
+    tinyrun.work(run, until="trace")
+    assert [v["candidates"][0] for v in run.read("trace")["variables"]] == [4, 4]
+
+
+def altered(weights: Path, folder: Path, change: Any) -> Path:
+    state = load_file(weights)
+    change(state)
+    path = folder / "altered.safetensors"
+    save_file(state, path)
+    return path
+
+
+def _half(state: dict[str, torch.Tensor]) -> None:
+    for name in list(state)[::2]:
+        del state[name]
+
+
+def _other(state: dict[str, torch.Tensor]) -> None:
+    for name in list(state):
+        state[f"body.{name}"] = state.pop(name)
+
+
+def _wide(state: dict[str, torch.Tensor]) -> None:
+    state["8.weight"] = torch.zeros(10, 9)
+
+
+def _nan(state: dict[str, torch.Tensor]) -> None:
+    state["8.weight"] = torch.full_like(state["8.weight"], torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (_half, " tensors are missing ("),
+        (_other, " are unexpected (body."),
+        (_wide, "does not fit Sequential: 1 has another shape (8.weight is (10, 9), not (10, 8))"),
+        (_nan, "holds numbers that are not finite in 8.weight: take an earlier checkpoint"),
+    ],
+)
+def test_weights_that_do_not_fit(tmp_path: Path, weights: Path, change: Any, sentence: str) -> None:
+    run = tinyrun.trained(tmp_path, altered(weights, tmp_path, change))
+    with pytest.raises(BcnetError) as caught:
+        tinyrun.work(run)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not run.done("trace")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"start": "scratch", "weights": "a.pt"},
+            "weights needs start: trained, as start: scratch throws the weights of the network away",
+        ),
+        (
+            {"pretrained": True, "weights": "a.pt"},
+            "weights and pretrained both say where the weights come from: keep one of them",
+        ),
+        ({"widen": 1.5}, "widen needs start: scratch, as a trained network has no weights for more channels"),
+        ({"race": {"rounds": 0}}, "race.rounds is 0, but it must be a whole number of at least 1"),
+        ({"healing": {"steps": 0}}, "healing.steps is 0, but it must be at least 1"),
+        ({"least": 0}, "least is 0, but it must be at least 1"),
+        ({"keep": "l3"}, "keep is 'l3', but it must be l1, l2, bn-scale, taylor, fpgm, lamp or random"),
+    ],
+)
+def test_recipes_that_cannot_be_meant(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BcnetError) as caught:
+        tinyrun.trained(tmp_path, **settings)
+    assert str(caught.value) == sentence
+
+
+def test_published_weights_of_the_zoo_are_refused() -> None:
+    result = terminal.run("run", "zoo:digits_cnn", "--data", "digits", "--pretrained", "--out", "nowhere")
+    assert result.exit_code == 2
+    assert "error: there are no pretrained weights of zoo:digits_cnn: give a file of weights, or take " in result.output
+    assert not Path("nowhere").exists()
+
+
+def test_a_network_that_gives_no_logits(tmp_path: Path) -> None:
+    path = tmp_path / "maps.py"
+    path.write_text(
+        "from torch import nn\n\ndef maps():\n"
+        "    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 10, 3))\n"
+        "maps.input_shape = (1, 8, 8)\n"
+    )
+    run = tinyrun.trained(tmp_path, model=f"{path}:maps")
+    with pytest.raises(BcnetError) as caught:
+        tinyrun.work(run)
+    assert str(caught.value).startswith(
+        "the network gives a tensor of float32 of shape (2, 10, 4, 4), but classification"
+    )
+    assert not run.done("given")
