@@ -88,6 +88,7 @@ def test_what_is_damaged_is_made_again(
     damage(copied.path(file))
     done, notes = resumed(copied)
     assert done == stages
+    notes = [note for note in notes if "is done again" in note]
     assert len(notes) == 1
     assert notes[0].startswith(f"{copied.path(file)} is damaged (") or file == "trials.sqlite"
     follows = ", and so is what follows from it" if len(stages) > 1 else ""
@@ -157,7 +158,7 @@ def test_a_result_of_the_wrong_structure_is_one_sentence(copied: Run) -> None:
     for change, fault in (
         ({"best": []}, "best: input should be a valid dictionary or instance of _Trial"),
         ({"best": {**kept["best"], "widths": [3, "x"]}}, "best.widths.1: input should be a valid integer"),
-        ({"supernet": {"full": float("inf")}}, "supernet.full: input should be a finite number"),
+        ({"reference": {"full": float("inf")}}, "reference.full: input should be a finite number"),
         ({"notes": None}, "notes: input should be a valid list"),
     ):
         copied.write("search", {**kept, **change})

@@ -109,7 +109,7 @@ def test_the_same_call_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
         def __iter__(self) -> Any:
             self.calls += 1
-            if self.calls == 2:  # after training, when widths are scored
+            if self.calls == 4:  # after training, when widths are scored: trace looks three times
                 raise ConnectionError("the server is gone")
             yield images(), labels()
 
@@ -131,7 +131,7 @@ def test_a_folder_of_another_recipe_or_network_is_refused(tmp_path: Path) -> Non
     other = nn.Sequential(nn.Conv2d(2, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(6, 3))
     with pytest.raises(BcnetError) as caught:
         bcnet.slim(other, EXAMPLE, data, data, recipe=TINY, out=out, progress=False)
-    assert str(caught.value) == f"{out} holds a run of another network: choose another folder"
+    assert str(caught.value) == f"{out} holds a run with another network: choose another folder"
 
 
 @pytest.mark.parametrize(
@@ -339,3 +339,39 @@ def test_weights_that_are_no_numbers() -> None:
         "the network as given holds numbers that are not finite in 0.weight: give weights that were trained well, or "
         "start from scratch"
     )
+
+
+def test_a_folder_goes_on_with_what_it_was_given_only(tmp_path: Path) -> None:
+    """Same widths, yet another activation, other weights, data or task; and nothing at all once it is finished."""
+
+    def given(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(2, 8, 3),
+            activation(),
+            nn.Conv2d(8, 8, 3),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(1),
+            nn.Linear(8, 3),
+        )
+
+    out, data, shifted = tmp_path / "run", [(images(), labels())], [(images() + 1, labels())]
+    settings = {**TRAINED, "given": {"epochs": 1, "warmup": 0}, "retrain": {"epochs": 1, "warmup": 0}}
+
+    def call(model: nn.Module, train: Any = data, task: bcnet.Task | None = None) -> bcnet.Result:
+        return bcnet.slim(model, EXAMPLE, train, data, task=task, recipe=settings, out=out, progress=False)
+
+    first = call(given())
+    other = given()
+    nn.init.zeros_(other[0].weight)  # type: ignore[arg-type]
+    task = bcnet.Task(F.cross_entropy, lambda output, target: (output.argmax(1) == target).float())
+    for words, refused in (
+        ("another network", lambda: call(given(nn.SiLU))),
+        ("other weights", lambda: call(other)),
+        ("other data", lambda: call(given(), shifted)),
+        ("another task", lambda: call(given(), task=task)),
+    ):
+        with pytest.raises(BcnetError) as caught:
+            refused()
+        assert str(caught.value) == f"{out} holds a run with {words}: choose another folder"
+    assert call(given()).networks == first.networks

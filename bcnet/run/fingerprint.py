@@ -45,7 +45,7 @@ def fingerprint(space: NetworkSpace, model: nn.Module, data: Data, task: Task | 
 
 def changed(kept: Mapping[str, Any], given: Mapping[str, str]) -> str | None:
     """What is not as it was, in words such as ``other weights``; None where all is the same."""
-    return next((words for key, words in WORDS.items() if kept.get(key) != given[key]), None)
+    return next((words for key, words in WORDS.items() if key in given and kept.get(key) != given[key]), None)
 
 
 def _graph(space: NetworkSpace) -> Iterator[object]:

@@ -239,9 +239,9 @@ class RunFolder:
         except FileNotFoundError:
             raise BcnetError(f"{self.folder} has no {name}.json yet: resume the run to have it made") from None
         except (OSError, ValueError, RecursionError):
-            raise self._damaged(path.name) from None
+            raise self._damaged(f"{name}.json") from None
         if not isinstance(data, dict):
-            raise self._damaged(path.name)
+            raise self._damaged(f"{name}.json")
         integrity, version = data.get("integrity"), data.get("version")
         as_written = isinstance(integrity, dict) and integrity.get("sha256") == _digest_of(data)
         if (version == FORMAT_VERSION - 1 and integrity is None) or (as_written and version != FORMAT_VERSION):
@@ -253,7 +253,7 @@ class RunFolder:
         if wrong is None and name != "run" and data["integrity"].get("recipe") != digest(self.recipe_text.encode()):
             wrong = "it was made by another recipe"
         if wrong is not None:
-            raise self._damaged(path.relative_to(self.folder).as_posix(), wrong)
+            raise self._damaged(f"{name}.json", wrong)
         return data
 
     def _check_file(self, name: str, expected: str) -> None:

@@ -111,8 +111,12 @@ class Run(RunFolder):
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         """What tells the objects that a run from Python was given from others; none where a recipe names them."""
-        given = self.recipe.model == PYTHON
-        return fingerprint(self.space, self.source.model, self.data, self.task_given) if given else {}
+        if self.recipe.model != PYTHON:
+            return {}
+        found = fingerprint(self.space, self.source.model, self.data, self.task_given)
+        if self.recipe.start == "scratch":
+            del found["weights"]  # which are thrown away
+        return found
 
     @cached_property
     def costs(self) -> dict[str, Cost]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from bcnet.supernet.loss_log import LossLog
 from bcnet.training import distributed
 from bcnet.training.inherit import CutScorer
 
+Measure = Literal["score", "loss"]
 SCREENED = 4
 """Random configurations cut for each that begins the search."""
 PROBED = 16
@@ -75,7 +76,7 @@ def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, st
 
 def _trusted_measure(
     run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | PathLosses | None
-) -> tuple[str | None, str]:
+) -> tuple[Measure | None, str]:
     """What scores tell configurations apart by: the recipe's measure, else the loss, else nothing; and in a sentence
     why, where it is not the recipe's. Known after the first time, so that a resumed search does the same."""
     if not run.recipe.fallback:
@@ -83,7 +84,7 @@ def _trusted_measure(
     if not run.done(DOUBT):
         rng = np.random.default_rng([run.recipe.seed, 31])
         rows = initial if isinstance(initial, np.ndarray) else run.constraints.sample(rng, PROBED)[0]
-        asked = [run.recipe.rank_by, *(["loss"] if run.recipe.rank_by == "score" else [])]
+        asked: list[Measure] = ["score", "loss"] if run.recipe.rank_by == "score" else ["loss"]
         by = next((by for by in asked if tells_apart(scores_in_parts(run, scorer, rows, by))), None)
         run.write(DOUBT, {"ranked_by": by, "note": _doubt(run.recipe.rank_by, by, len(rows), _safe(run))})
     known = run.read(DOUBT)
@@ -110,12 +111,21 @@ def _choose_safely(run: Run, notes: list[str], start: float) -> None:
     """Widths that need no score."""
     widths = configuration(run, _safe(run))
     best = Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
-    with TrialStore(run.path("trials.sqlite")) as store:
-        store.claim({_safe(run): [b.text for b in run.constraints.budgets]})
-        if not store.trials():
-            store.add([best])
+    _store_trials(run, _safe(run), [best])
     found = {"best": best.to_dict(), "front": [], "evaluations": 0, "hits": 0, "prior": None, "log_width": None}
     _write(run, {**found, "reference": {}}, notes, run.recipe.rank_by, start)
+
+
+def _store_trials(run: Run, how: str, trials: Sequence[Trial]) -> None:
+    """Keep trials that no search makes, unless they are there; of several processes, the first one does."""
+
+    def keep() -> None:
+        with TrialStore(run.path("trials.sqlite")) as store:
+            store.claim({how: [b.text for b in run.constraints.budgets]})
+            if not store.trials():
+                store.add(trials)
+
+    distributed.decide(keep)
 
 
 def _open_store(run: Run) -> TrialStore:
@@ -144,10 +154,7 @@ def choose_known(run: Run, trials: Sequence[Trial]) -> None:
     predicted = float(model.predict(np.array(widths)[None])[0])
     best = Trial(0, widths, predicted, run.cost_of(widths), True, 0, 0.0)
     name = run.constraints.budgets[0].name
-    with TrialStore(run.path("trials.sqlite")) as store:
-        store.claim({"picked": [b.text for b in run.constraints.budgets]})
-        if not store.trials():
-            store.add(own)
+    _store_trials(run, "picked", own)
     found = {
         "best": best.to_dict(),
         "front": [trial.to_dict() for trial in front_of(own, name)],
