@@ -13,7 +13,6 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bcnet.errors import BcnetError
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.cost import PeakCost, QuadraticCost
@@ -25,8 +24,8 @@ Monomial = tuple[int, ...]
 Polynomial = dict[Monomial, int]
 
 
-def product(sizes: Iterable[Size], where: str) -> Polynomial:
-    """The product of sizes as a polynomial in the units, of degree two at most."""
+def product(sizes: Iterable[Size]) -> Polynomial:
+    """The product of sizes as a polynomial in the units."""
     result: Polynomial = {(): 1}
     for size in sizes:
         terms: Polynomial = {(v,): k for v, k in size.terms}
@@ -38,9 +37,18 @@ def product(sizes: Iterable[Size], where: str) -> Polynomial:
                 key = tuple(sorted(a + b))
                 grown[key] = grown.get(key, 0) + x * y
         result = grown
-    if any(len(key) > 2 for key in result):
-        raise BcnetError(f"the cost of {where} is no quadratic form: fix one of its widths with ignore=[{where!r}]")
     return result
+
+
+def beyond_quadratic(capture: Capture, state: Mapping[str, Tensor], coupling: Coupling) -> tuple[int, str] | None:
+    """A variable that makes some cost more than a quadratic form, and where: of several that with the fewest layers."""
+    costs = [(sizes, layer_of(n) or n.name) for n in capture.graph.nodes for sizes in products(n, coupling)]
+    costs += [([axis.size for axis in coupling.axes[name]], name) for name in state if name in coupling.axes]
+    for sizes, where in costs:
+        for key in product(sizes):
+            if len(key) > 2:
+                return min(key, key=lambda v: len(coupling.variables[v].layers)), where
+    return None
 
 
 def flops(capture: Capture, coupling: Coupling) -> QuadraticCost:
@@ -52,7 +60,7 @@ def flops(capture: Capture, coupling: Coupling) -> QuadraticCost:
             fed.add(node)
         batch = capture.batch if node in fed else 1  # what depends on weights alone is computed once
         for sizes in products(node, coupling):
-            for key, k in product(sizes, layer_of(node) or node.name).items():
+            for key, k in product(sizes).items():
                 total[key] = total.get(key, 0) + k / batch
     return _quadratic(total, coupling)
 
@@ -109,7 +117,7 @@ def parameters(state: Mapping[str, Tensor], coupling: Coupling) -> QuadraticCost
     for name, p in unique.values():
         axes = coupling.axes.get(name)
         sizes = [axis.size for axis in axes] if axes else [Size(n) for n in p.shape]
-        for key, k in product(sizes, name).items():
+        for key, k in product(sizes).items():
             total[key] = total.get(key, 0) + k
     return _quadratic(total, coupling)
 

@@ -64,12 +64,14 @@ def couple(
     ignore: Iterable[str] = (),
     training: Capture | None = None,
     kernels: Collection[Dim] = (),
+    unwanted: Callable[[Coupling], tuple[int, str] | None] = lambda coupling: None,
 ) -> Coupling:
     """Find the width variables of a captured network.
 
     ``state`` are its parameters and buffers by name; ``ignore`` holds names of layers (or patterns such
     as ``stem.*``) whose output width must not change; ``training`` is the graph of the training mode,
-    where that has layers of its own (auxiliary heads); ``kernels`` are parameter dimensions that never vary.
+    where that has layers of its own (auxiliary heads); ``kernels`` are parameter dimensions that never vary;
+    ``unwanted`` may name a variable that must be fixed after all, and where.
     """
     walk = Walk(capture, state, kernels)
     walk.propagate()
@@ -81,7 +83,10 @@ def couple(
         used |= {walk.tied[name] for name in training.used}
     _fix_dead_ends(walk, used)
     _fix_ignored(walk, tuple(ignore))
-    return _Grouping(walk, also).result()
+    grouping = _Grouping(walk, also)
+    while (found := unwanted(coupling := grouping.result())) is not None:
+        grouping.fix(found[0], f"the cost of {found[1]} would be no quadratic form")
+    return coupling
 
 
 def _fix_dead_ends(walk: Walk, used: set[str]) -> None:
@@ -142,8 +147,7 @@ class _Grouping:
             if not spoiled:
                 break
             for variable, where in spoiled.items():
-                members = np.flatnonzero(self.member[:, 0] == variable)
-                self.walk.links.fix(torch.from_numpy(members), f"its channels are mixed in {where}")
+                self.fix(variable, f"its channels are mixed in {where}")
         fixed = self._fixed()
         if not self.counts:
             raise BcnetError(_nothing_varies(fixed))
@@ -152,6 +156,11 @@ class _Grouping:
             return coupling
         training = replace(coupling, sizes=self._sizes(self.also), prefixes=self._prefixes(self.also))
         return replace(coupling, training=training)
+
+    def fix(self, variable: int, why: str) -> None:
+        """Keep all channels of a variable."""
+        members = np.flatnonzero(self.member[:, 0] == variable)
+        self.walk.links.fix(torch.from_numpy(members), why)
 
     def _first_uses(self) -> list[Dim]:
         """Parameter dimensions in the order of first use in the forward pass."""

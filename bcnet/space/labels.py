@@ -32,7 +32,7 @@ class Value:
     layers: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
-        settled = (settle(layer) for layer in self.layers)
+        settled = (settle(layer) for layer in self.layers if layer.numel())
         object.__setattr__(self, "layers", tuple(layer for layer in settled if varying(layer)))
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import gcd
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from bcnet.space.axis import Axis
 from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in
 from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
-from bcnet.space.counting import flops, parameters, peak_memory
+from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
 from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.outputs import logits
@@ -61,7 +62,7 @@ def trace(
     if unused:  # a layer for training only; what cannot be captured there stays as it is
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
-    coupling = couple(graph, state, ignore, training, _kernels(model))
+    coupling = couple(graph, state, ignore, training, _kernels(model), partial(beyond_quadratic, graph, state))
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
     if unused:
         space.learn_training(training)

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Links, Value, along
 from bcnet.space.operators import Call, shapes
-from bcnet.space.operators.table import bind, find, name_of
+from bcnet.space.operators.table import Operator, bind, find, name_of
 
 Dim = tuple[str, int]
 
@@ -103,11 +103,18 @@ class Walk:
         if symbolic and named["groups"] != batch:
             return _keep(call, "the number of its groups depends on the batch")
         if known is not None:
-            return known.couple(call)
+            return self._couple(known, call)
         if _pointwise(target):
             return call.together()
         warnings.warn(_unknown(target, call), stacklevel=2)
         return _keep(call, f"operator {name_of(target)} is unknown to bcnet")
+
+    def _couple(self, known: Operator, call: Call) -> Value | list[Value]:
+        """What the table's rule says; a call that the rule has no eye for keeps its channels."""
+        try:
+            return known.couple(call)
+        except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError):
+            return _keep(call, "it is called in a way that bcnet does not know")
 
     def transposed(self) -> set[str]:
         """Names of the weights whose second axis is their layer's output."""

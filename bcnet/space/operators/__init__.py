@@ -5,8 +5,14 @@ Operators that torch itself tags as pointwise need no entry. To teach bcnet an o
     bcnet.space.operators.register("mylib::gate", couple=lambda call: call.together("x", "scale"))
 """
 
+from dataclasses import replace
+
 from bcnet.space.operators import channelwise, movement, products, shapes
 from bcnet.space.operators.base import Call
 from bcnet.space.operators.table import OPERATORS, Operator, Site, register, rule
+
+for _name, _entry in OPERATORS.items():
+    if _entry.macs is None:  # nothing to count; of a user's entry that says nothing, torch's counter is asked
+        OPERATORS[_name] = replace(_entry, macs=lambda site: ())
 
 __all__ = ["OPERATORS", "Call", "Operator", "Site", "channelwise", "movement", "products", "register", "rule", "shapes"]

@@ -67,6 +67,8 @@ class Call:
     def carry(self, value: Value, shape: tuple[int, ...] | None = None) -> Value:
         """``value`` with other extents on axes its labels do not vary along (pooling, padding, resizing)."""
         shape = self.shape if shape is None else shape
+        if 0 in shape:
+            return Value(shape)
         layers = []
         for layer in value.layers:
             axes = varying(layer)

@@ -15,8 +15,8 @@ from bcnet.space.operators.table import Hole, Site, name_of, rule
 
 @rule("aten::cat", "aten::concat", "aten::concatenate")
 def cat(call: Call) -> Value:
-    tensors: list[Value] = [t for t in call.args["tensors"] if t.shape != (0,)]
     dim = int(call.args["dim"]) % len(call.shape)
+    tensors: list[Value] = [t for t in call.args["tensors"] if t.shape != (0,) and t.shape[dim]]
     others = [t.map(lambda layer: layer.narrow(dim, 0, 1)) for t in tensors]
     base = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
     joined = together(call.links, others, base, call.where)

@@ -176,9 +176,11 @@ def _attention_macs(site: Site) -> list[list[Size]]:
 
 @rule("aten::scaled_dot_product_attention", macs=_attention_macs)
 def attention(call: Call) -> Value:
-    query, key, value = (call.value(n).map(lambda t: t[..., :1, :]) for n in ("query", "key", "value"))
-    together(call.links, [query, key, value], query.shape, call.where)
-    return call.carry(call.value("value"))
+    query, key, value = (call.value(name) for name in ("query", "key", "value"))
+    call.agree(query, len(query.shape) - 1, key, len(key.shape) - 1)
+    heads = [v.map(lambda t: t[..., :1, :1]) for v in (query, key, value)]
+    together(call.links, heads, (*call.shape[:-2], 1, 1), call.where)
+    return call.carry(value)
 
 
 def _letters(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str]]:
