@@ -20,6 +20,7 @@ import torch
 from bcnet.errors import BcnetError
 from bcnet.run.folder import DamagedResult, RunFolder
 from bcnet.run.recipe import Recipe
+from bcnet.run.report import report_data
 from bcnet.run.session import Run
 from bcnet.training import checkpoint
 
@@ -109,15 +110,9 @@ def test_trials_that_were_changed_do_not_decide(finished: Path, copied: Run) -> 
         connection.execute("UPDATE trials SET score = 1 WHERE number = 5")
     connection.close()
     with pytest.raises(BcnetError, match=r"are damaged \(a trial was changed after it was stored\)"):
-        resumed_report(copied)
+        report_data(copied.folder)
     assert resumed(copied)[0][0] == "search"
     assert tinyrun.outcome(copied.folder) == tinyrun.outcome(finished)
-
-
-def resumed_report(run: Run) -> None:
-    from bcnet.run.report import report_data
-
-    report_data(run.folder)
 
 
 def test_what_is_damaged_is_not_read(copied: Run) -> None:
@@ -170,10 +165,7 @@ def test_a_result_of_the_wrong_structure_is_one_sentence(copied: Run) -> None:
 
 
 def test_results_of_another_recipe_are_not_used(copied: Run, tmp_path: Path) -> None:
-    other = tinyrun.create(tmp_path, seed=3) if not (tmp_path / "run").exists() else None
-    assert other is None
-    changed = copied.recipe.changed(seed=3)
-    elsewhere = Run.create(tmp_path / "other", changed, {})
+    elsewhere = Run.create(tmp_path / "other", copied.recipe.changed(seed=3), {})
     shutil.copy(copied.path("trace.json"), elsewhere.path("trace.json"))
     with pytest.raises(DamagedResult, match=r"trace.json is damaged \(it was made by another recipe\)"):
         elsewhere.read("trace")
