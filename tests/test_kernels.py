@@ -42,7 +42,8 @@ class Block(nn.Module):
         self.depthwise = nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=False)
         self.after = norm(wide, nn.SiLU())
         self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
-        self.dense = nn.Sequential(nn.Conv2d(channels, channels, 3, stride, 1, bias=False), norm(channels, nn.Hardswish()))
+        dense = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
+        self.dense = nn.Sequential(dense, norm(channels, nn.Hardswish()))
         self.last = nn.Linear(channels, 10)
     def forward(self, x):
         x = self.stem(x)
@@ -64,14 +65,15 @@ for channels, kernel, stride, size, images in ((1, 3, 1, 5, 1), (5, 3, 2, 6, 2),
             nn.init.uniform_(p, 0.5, 1.5)
     x, y = torch.randn(images, 3, size, size), torch.arange(images)
     narrow, wide = net.space.sample(np.random.default_rng(0), 1)[0], net.space.max
-    for paths, teachers in (([(wide, "left"), (wide, "right")], None), ([(wide, "left"), (narrow, "right")], [None, 0])):
+    both, taught = [(wide, "left"), (wide, "right")], [(wide, "left"), (narrow, "right")]
+    for paths, teachers in ((both, None), (taught, [None, 0])):
         found, got = gradients(net, fused, x, y, paths, 0.1, teachers)
         wanted, expected = gradients(net, reference, x, y, paths, 0.1, teachers)
         torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
         largest = max(float(g.norm()) for g in expected.values())
         for name, gradient in expected.items():
             error = float((got[name] - gradient).norm())
-            assert error <= tolerance * (float(gradient.norm()) + 0.1 * largest), (channels, kernel, stride, name, error)
+            assert error <= tolerance * (float(gradient.norm()) + 0.1 * largest), (channels, kernel, name, error)
 missing = [name for name, kernel in vars(fused).items() if isinstance(kernel, Kernel) and kernel not in launched]
 assert not missing, missing
 """
