@@ -42,8 +42,8 @@ class Block(nn.Module):
         self.depthwise = nn.Conv2d(wide, wide, kernel, stride, kernel // 2, groups=wide, bias=False)
         self.after = norm(wide, nn.SiLU())
         self.project = nn.Sequential(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels))
-        convolution = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
-        self.dense = nn.Sequential(convolution, norm(channels, nn.Hardswish()))
+        dense = nn.Conv2d(channels, channels, 3, stride, 1, bias=False)
+        self.dense = nn.Sequential(dense, norm(channels, nn.Hardswish()))
         self.last = nn.Linear(channels, 10)
     def forward(self, x):
         x = self.stem(x)
@@ -73,8 +73,7 @@ for channels, kernel, stride, size, images in ((1, 3, 1, 5, 1), (5, 3, 2, 6, 2),
         largest = max(float(g.norm()) for g in expected.values())
         for name, gradient in expected.items():
             error = float((got[name] - gradient).norm())
-            most = tolerance * (float(gradient.norm()) + 0.1 * largest)
-            assert error <= most, (channels, kernel, stride, name, error)
+            assert error <= tolerance * (float(gradient.norm()) + 0.1 * largest), (channels, kernel, name, error)
 missing = [name for name, kernel in vars(fused).items() if isinstance(kernel, Kernel) and kernel not in launched]
 assert not missing, missing
 """
