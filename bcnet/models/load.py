@@ -67,7 +67,7 @@ class LoadedModel:
         if squeeze and not self.kept:
             raise BcnetError(f"{self.spec} keeps no squeeze widths that could be searched too")
         ignored = (*ignore, *(() if squeeze else self.kept))
-        grid = {"groups": groups, "base": base, "round_to": round_to, "least": least}
+        grid: dict[str, Any] = {"groups": groups, "base": base, "round_to": round_to, "least": least}
         return trace(self.model, self.example, ignore=ignored, **grid)
 
 

@@ -84,7 +84,7 @@ class Run(RunFolder):
     @cached_property
     def data(self) -> Data:
         r = self.recipe
-        held = {"val_fraction": r.val_fraction, "seed": r.seed, "options": r.loading}
+        held: dict[str, Any] = {"val_fraction": r.val_fraction, "seed": r.seed, "options": r.loading}
         return load_data(r.data, device=self.device, shard=self.place.shard, **held)
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,8 +25,9 @@ from bcnet.training.inherit import CutScorer
 SCREENED = 4
 """Random configurations cut for each that begins the search."""
 PROBED = 16
-"""Random configurations that a supernet must tell apart before it decides."""
+"""Configurations that scores must tell apart before they decide."""
 DOUBT = "search/doubt"
+Measure = Literal["score", "loss"]
 
 
 def find(run: Run) -> None:
@@ -74,19 +75,22 @@ def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, st
 
 def _trusted_measure(
     run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | PathLosses | None
-) -> tuple[str | None, str]:
+) -> tuple[Measure | None, str]:
     """What scores tell configurations apart by: the recipe's measure, else the loss, else nothing; and in a sentence
     why, where it is not the recipe's. Known after the first time, so that a resumed search does the same."""
     if not run.recipe.fallback:
         return run.recipe.rank_by, ""
     if not run.done(DOUBT):
         rng = np.random.default_rng([run.recipe.seed, 31])
-        rows = initial if isinstance(initial, np.ndarray) else run.constraints.sample(rng, PROBED)[0]
+        rows = run.constraints.sample(rng, PROBED)[0]
+        if isinstance(initial, np.ndarray):  # scored anyway
+            rows = np.unique(np.concatenate([initial, rows[len(initial) :]]), axis=0)
         asked = [run.recipe.rank_by, *(["loss"] if run.recipe.rank_by == "score" else [])]
         by = next((by for by in asked if tells_apart(scores_in_parts(run, scorer, rows, by))), None)
         run.write(DOUBT, {"ranked_by": by, "note": _doubt(run.recipe.rank_by, by, len(rows), _safe(run))})
     known = run.read(DOUBT)
-    return known["ranked_by"], known["note"]
+    ranked_by: Measure | None = known["ranked_by"]
+    return ranked_by, known["note"]
 
 
 def _doubt(asked: str, by: str | None, count: int, instead: str) -> str:
