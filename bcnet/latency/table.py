@@ -336,7 +336,7 @@ def _traffic(space: NetworkSpace) -> Floats:
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
         if layer or view or not space.coupling.sizes[node.name]:
             continue
-        for key, k in product(space.coupling.sizes[node.name][0], node.name).items():
+        for key, k in product(space.coupling.sizes[node.name][0]).items():
             share = k / space.graph.batch * (full[key[1]] if len(key) == 2 else 1)
             form[1 + key[0] if key else 0] += share / (space.variables[key[0]].unit if key else 1)
     return form

@@ -31,7 +31,8 @@ def scores_in_parts(run: Run, scorer: SharedEvaluator | CutScorer, widths: Width
     """The scores of configurations (n, L) by ``by``, on each part of the validation images: (n, parts)."""
     if isinstance(scorer, CutScorer):
         return scorer.parts(widths, by)
-    batches = list(_scoring_batches(run))[:MOST_PARTS]
+    assert isinstance(scorer.batches, list)
+    batches = scorer.batches[:MOST_PARTS]
     parts = [part for batch in batches for part in _chunks(batch, -(-LEAST_PARTS // len(batches)))]
     found = [
         Evaluator(scorer.net, [part], run.task, _recalibration(run), run.recipe.supernet.bf16).measure(widths)

@@ -26,8 +26,9 @@ Measure = Literal["score", "loss"]
 SCREENED = 4
 """Random configurations cut for each that begins the search."""
 PROBED = 16
-"""Random configurations that a supernet must tell apart before it decides."""
+"""Configurations that scores must tell apart before they decide."""
 DOUBT = "search/doubt"
+Measure = Literal["score", "loss"]
 
 
 def find(run: Run) -> None:
@@ -83,12 +84,15 @@ def _trusted_measure(
         return run.recipe.rank_by, ""
     if not run.done(DOUBT):
         rng = np.random.default_rng([run.recipe.seed, 31])
-        rows = initial if isinstance(initial, np.ndarray) else run.constraints.sample(rng, PROBED)[0]
+        rows = run.constraints.sample(rng, PROBED)[0]
+        if isinstance(initial, np.ndarray):  # scored anyway
+            rows = np.unique(np.concatenate([initial, rows[len(initial) :]]), axis=0)
         asked: list[Measure] = ["score", "loss"] if run.recipe.rank_by == "score" else ["loss"]
         by = next((by for by in asked if tells_apart(scores_in_parts(run, scorer, rows, by))), None)
         run.write(DOUBT, {"ranked_by": by, "note": _doubt(run.recipe.rank_by, by, len(rows), _safe(run))})
     known = run.read(DOUBT)
-    return known["ranked_by"], known["note"]
+    ranked_by: Measure | None = known["ranked_by"]
+    return ranked_by, known["note"]
 
 
 def _doubt(asked: str, by: str | None, count: int, instead: str) -> str:
