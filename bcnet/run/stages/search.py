@@ -28,7 +28,6 @@ SCREENED = 4
 PROBED = 16
 """Configurations that scores must tell apart before they decide."""
 DOUBT = "search/doubt"
-Measure = Literal["score", "loss"]
 
 
 def find(run: Run) -> None:
