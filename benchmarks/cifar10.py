@@ -23,7 +23,6 @@ import torch
 from bcnet.run import stages
 from bcnet.run.recipe import HEAD, Recipe
 from bcnet.run.session import Run, facts
-from bcnet.search.config import CHOICES
 from bcnet.utils.provenance import provenance
 
 BUDGETS = ("146M", "44M")
@@ -140,7 +139,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--supernet", type=setting, nargs="*", default=[], help=f"settings other than {SUPERNET}")
     parser.add_argument("--extremes", type=float, default=0.5)
     parser.add_argument("--evaluations", type=int, default=480)
-    parser.add_argument("--choose", choices=CHOICES, default="log-width")
+    parser.add_argument("--choose", choices=["score", "log-width"], default="log-width")
     parser.add_argument("--retrain", type=setting, nargs="*", default=[], help=f"settings other than {RETRAIN}")
     parser.add_argument("--random-networks", type=int, default=20)
     parser.add_argument("--random-epochs", type=int, default=1)

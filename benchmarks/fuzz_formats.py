@@ -25,7 +25,6 @@ from bcnet.bench import BenchSpace, ChannelBench
 from bcnet.bench.build import BuildConfig
 from bcnet.bench.build import _Results as BuildResults
 from bcnet.bench.rank import _read_report as read_rank
-from bcnet.bench.spaces import quadratic
 from bcnet.data import LoadOptions
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.data.imagefolder import FolderData, read_folder
@@ -38,6 +37,7 @@ from bcnet.run.report import write_report
 from bcnet.run.session import Run, facts
 from bcnet.search.rows import add_up, row_digest
 from bcnet.search.store import TrialStore
+from bcnet.space.cost import QuadraticCost
 from bcnet.space.network import trace
 from bcnet.space.widths import WidthSpace, WidthVariable, candidates
 from bcnet.training import checkpoint
@@ -201,6 +201,7 @@ def _finished() -> Path:
     recipe = Recipe.parse(
         {
             "model": "zoo:digits_cnn",
+            "start": "scratch",
             "data": "digits",
             "groups": 2,
             "supernet": {"epochs": 1},
@@ -309,10 +310,12 @@ def _read_space(folder: Path) -> Any:
     return space.to_json(), space.all_widths()[:10]
 
 
+COSTS = {"flops": 9.0, "params": 10.0}
+"""What a channel of the first width costs by itself; both also cost the product of the widths."""
 SMALL_SPACE = BenchSpace(
     "small",
     [WidthVariable(name, candidates(8, groups=4)) for name in ("a", "b")],
-    {"flops": quadratic(lambda a, b: 9 * a + a * b, 2), "params": quadratic(lambda a, b: 10 * a + a * b, 2)},
+    {name: QuadraticCost(0, np.array([k, 0.0]), np.array([[0.0, 1.0], [0.0, 0.0]])) for name, k in COSTS.items()},
 )
 
 
@@ -331,7 +334,7 @@ def _write_latency(folder: Path) -> list[str]:
     rng = np.random.default_rng(0)
     network = {"widths": [3, 4], "predicted": 1e5, "measured": 1.1e5, "fitted": False}
     table = {
-        "format": "bcnet.latency.compare",
+        "format": "bcnet.latency",
         "version": 1,
         "facts": {"device": "cpu", "batch": 1, "threads": 1},
         "layers": ["a", "b"],
@@ -409,7 +412,7 @@ def _write_widths(folder: Path) -> list[str]:
 
 
 def _read_widths(folder: Path) -> Any:
-    from bcnet.cli.inspect import _read_file
+    from bcnet.cli.network import _read_file
 
     return _read_file(folder / "widths.json")
 

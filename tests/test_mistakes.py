@@ -135,7 +135,7 @@ X, Y = torch.randn(48, 2, 6, 6, generator=torch.Generator().manual_seed(0)), tor
         ),
         (
             lambda: {"model": frozen()},
-            "all parameters of the network are frozen: set requires_grad of those to be trained",
+            "all parameters of model are frozen, so nothing can be trained: model.requires_grad_(True)",
         ),
         (
             lambda: {"task": bcnet.Task(lambda o, t: F.cross_entropy(o, t).detach(), accuracy)},
@@ -160,10 +160,10 @@ X, Y = torch.randn(48, 2, 6, 6, generator=torch.Generator().manual_seed(0)), tor
             lambda: {"val": [(X * float("nan"), Y)]},
             "a loader for scoring gave values that are infinite or no numbers: clean its data",
         ),
-        (lambda: {"model": accuracy}, "model must be a torch.nn.Module, not function"),
+        (lambda: {"model": accuracy}, "model is a function, but it must be a network, an nn.Module"),
         (lambda: {"task": "classification"}, "task must be a bcnet.Task, not str"),
-        (lambda: {"budget": 5}, "budget is 5, but it must be a text such as 'flops=50%', or a list of such"),
-        (lambda: {"budget": [5]}, "budgets.0 is 5, but it must be a text"),
+        (lambda: {"budget": 5}, 'budget is 5, but it must be a text such as "flops=50%", or a list of them'),
+        (lambda: {"budget": [5]}, 'budget is [5], but it must be a text such as "flops=50%", or a list of them'),
         (
             lambda: {"recipe": 5},
             "recipe is 5, but it must be a recipe, its name or file, or the keys to change",

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bcnet.errors import BcnetError
-from bcnet.run.session import Run
+from bcnet.run.session import Run, facts
 from bcnet.training.race import RaceConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,11 +49,19 @@ def test_the_field_halves_to_one(race: RaceConfig, epochs: int) -> None:
     assert alive == 1
 
 
-@pytest.mark.parametrize(("name", "value"), [("finalists", 0), ("rounds", True), ("epochs", -1), ("epochs", 1.5)])
-def test_a_race_that_cannot_be_run(name: str, value: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("finalists", 0, "at least 1"),
+        ("rounds", True, "a whole number"),
+        ("epochs", -1, "at least 1"),
+        ("epochs", 1.5, "a whole number"),
+    ],
+)
+def test_a_race_that_cannot_be_run(name: str, value: object, wanted: str) -> None:
     with pytest.raises(BcnetError) as caught:
         RaceConfig(**{name: value})  # type: ignore[arg-type]
-    assert str(caught.value) == f"{name} is {value!r}, but it must be a whole number of at least 1"
+    assert str(caught.value) == f"{name} is {value!r}, but it must be {wanted}"
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +136,7 @@ def test_one_finalist_needs_no_rounds(searched: Path, tmp_path: Path) -> None:
     result = run.read("race")
     assert result["winner"] == "search"
     assert result["rounds"] == []
-    assert notes.notes == ["there is one finalist, so there is nothing to race against"]
+    assert notes.notes[-1] == "there is one finalist, so there is nothing to race against"
 
 
 def test_without_a_race_the_search_decides(searched: Path, tmp_path: Path) -> None:
@@ -139,8 +147,6 @@ def test_without_a_race_the_search_decides(searched: Path, tmp_path: Path) -> No
 
 
 def _changed(searched: Path, tmp_path: Path, **changes: object) -> Run:
-    folder = tmp_path / "run"
-    shutil.copytree(searched, folder)
-    run = Run.open(folder)
-    (folder / "recipe.yaml").write_text(run.recipe.changed(**changes).to_yaml())
-    return Run.open(folder)
+    """A run by the recipe of ``searched`` with some keys changed; it is a new one, as a run keeps to its recipe."""
+    recipe = Run.open(searched).recipe.changed(**changes)
+    return Run.create(tmp_path / "run", recipe, facts(["test"], recipe, "cpu"))

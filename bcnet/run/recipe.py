@@ -113,7 +113,7 @@ class Recipe(BaseModel):
     fallback: bool = True
     search: SearchConfig = SearchConfig(choose="log-width", evaluations=100, population=20)
     race: RaceConfig | None = RaceConfig()
-    retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=1, weight_decay=5e-4, head=HEAD)
+    retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
     compare: tuple[Compared, ...] = ("full", "uniform")
     random: RandomBaseline = RandomBaseline()

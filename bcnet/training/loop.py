@@ -187,6 +187,7 @@ class Loop(ABC):
         """What cannot work at all, such as inputs of another type than the weights, fails here."""
         try:
             self.check(x, y)
+            torch.manual_seed(step_seed(self.config.seed, self.step))  # dropout may have drawn some for the check
             return self._step(x, y)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, BcnetError) or (isinstance(error, RuntimeError) and out_of_memory(error)):
