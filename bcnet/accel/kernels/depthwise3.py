@@ -149,11 +149,11 @@ def depthwise_rows_back(
         if PRE:
             z = tl.where(here, activate(v * scale[None, :] + shift[None, :], ACT), 0.0)
         for r in range(H + 1):
-            reached = valid & (r < H)
+            reached = valid & (tl.zeros_like(w) + r < H)  # a tensor, as r is a plain number in the interpreter
             right = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, 1, False, 0)
             middle = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, 0, False, 0)
             left = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, -1, False, 0)
-            follows = (valid & (r + 1 < H))[:, None] & inside[None, :]
+            follows = (valid & (tl.zeros_like(w) + r + 1 < H))[:, None] & inside[None, :]
             v_new = tl.load(x + (first + (r + 1) * W)[:, None] * x_row + c[None, :], mask=follows, other=0.0)
             v_new = v_new.to(tl.float32)
             new = v_new
