@@ -34,7 +34,7 @@ docs: $(VENV)/.installed-docs
 constraints:
 	rm -rf build/resolve
 	$(PYTHON) -m venv build/resolve
-	build/resolve/bin/python -m pip install --quiet torch==2.13.0 '.[dev,all,docs]'
+	build/resolve/bin/python -m pip install --quiet torch==2.13.0 '.[dev,all,rivals,docs]'
 	echo '# The exact versions that the tests run with; made by `make constraints`.' > constraints.txt
 	build/resolve/bin/python -m pip freeze --exclude bcnet | sed 's/+cpu$$//' >> constraints.txt
 
@@ -49,7 +49,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-all: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,all]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,all,rivals]'
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton==$(TRITON)
 	@touch $@
 

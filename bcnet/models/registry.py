@@ -93,7 +93,7 @@ _IMAGENET: _Size = ((3, 224, 224), 1000)
 _CIFAR: _Size = ((3, 32, 32), 10)
 _DIGITS: _Size = ((1, 8, 8), 10)
 
-# name, family, plan, size, FLOPs, parameters, about; tests/test_zoo.py measures the figures on built networks.
+# name, family, plan, size, FLOPs, parameters, about; tests/models/test_zoo.py measures the figures on built networks.
 _TABLE: tuple[tuple[str, str, plans.Plan, _Size, int, int, str], ...] = (
     (
         "digits_cnn",

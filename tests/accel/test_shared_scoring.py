@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import test_exhaustive as networks
+import test_enumeration as networks
 import torch
 import toy
 from torch import nn

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import bcnet
 from bcnet.errors import BcnetError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = {
     "supernet": {"epochs": 1},
     "retrain": {"epochs": 1},

@@ -1,4 +1,4 @@
-"""Makes ``synthetic_table.json``, a table of the released schema for tests: ``python tests/synthetic_table.py``.
+"""Makes ``synthetic_table.json``, a table of the released schema for tests: run this file to make it again.
 
 Its space is a stem, a hidden layer and an end of four candidates each; its accuracies saturate with FLOPs and
 have seed noise. No network was trained for it.
@@ -35,7 +35,7 @@ def quadratic(formula: Callable[..., int], count: int) -> QuadraticCost:
     return QuadraticCost(constant, q, Q)
 
 
-FILE = Path(__file__).with_name("data") / "synthetic_table.json"
+FILE = Path(__file__).with_name("synthetic_table.json")
 SPACE = BenchSpace(
     "synthetic",
     [WidthVariable(name, candidates(largest, groups=4)) for name, largest in (("c0", 16), ("h1", 48), ("c2", 32))],

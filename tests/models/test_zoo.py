@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from golden import golden_widths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bcnet import models as zoo
 from bcnet.errors import BcnetError
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 
 # FLOPs, parameters, width variables: the figures of torchvision's and the papers' networks, not of our own code.
 # digits_cnn alone is ours: 64*(9*32 + 2*9*32*48 + 32*128) + 16*(9*128 + 128*64 + 64*128) + 128*10 FLOPs.
@@ -134,23 +134,6 @@ def test_uniform_rows_of_the_paper(factor: float, flops: str, params: str) -> No
     assert (f"{got[0] / 1e9:.2f}G", f"{got[1] / 1e6:.1f}M") == (flops, params)
 
 
-def golden_widths(entry: dict[str, Any]) -> list[int]:
-    """Published widths in order of first use: ``out:a/b/...`` and ``out:[a,b c,d ...]`` are stages."""
-    if "stages" in entry:
-        stages = re.findall(r"(\d+):\[([^]]*)\]", entry["stages"])
-        widths = [entry["stem"]]
-    else:
-        text = entry["widths"]
-        if not isinstance(text, str):
-            return list(text)
-        stages = [(out, inner.replace("/", " ")) for out, _, inner in (part.partition(":") for part in text.split())]
-        widths = []
-    for out, inner in stages:
-        first, *rest = [[int(w) for w in block.split(",")] for block in inner.split()] or [[]]
-        widths += [*first, int(out), *(w for block in rest for w in block)]
-    return widths
-
-
 def test_golden_widths() -> None:
     path = DATA / "golden_widths.json"
     if not path.exists():
@@ -237,7 +220,7 @@ def test_digits_cnn_learns_digits() -> None:
 
 def test_names_and_widths_need_no_torch() -> None:
     code = "import sys, bcnet.models as z; assert z.MODELS['vgg19_cifar'].widths; print('torch' in sys.modules)"
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -24,7 +24,7 @@ from bcnet.run.report import report_data
 from bcnet.run.session import Run
 from bcnet.training import checkpoint
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ assert not missing, missing
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_fused_step_is_that_of_the_reference(dtype: str) -> None:
     """Odd sizes, one channel, one image, sides next to each other and apart, a teacher; in both dtypes."""
-    path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, dtype], env=environment, capture_output=True, text=True, timeout=600

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden import golden_widths
 from terminal import answer, cells, run, shell
-from test_zoo import golden_widths
 
 from bcnet import models as zoo
 
-GOLDEN = Path(__file__).parents[2] / "shared" / "data" / "golden_widths.json"
+GOLDEN = Path(__file__).parents[3] / "shared" / "data" / "golden_widths.json"
 LISTED = "`bcnet models` lists all"
 
 

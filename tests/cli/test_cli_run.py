@@ -19,7 +19,7 @@ from terminal import run
 from bcnet.run.recipe import Recipe, names
 from bcnet.run.session import Run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def error(*arguments: str) -> str:

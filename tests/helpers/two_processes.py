@@ -1,4 +1,4 @@
-"""What each of several processes does in tests/test_distributed.py; launched as a script with a folder."""
+"""What each of several processes does in tests/training/test_distributed.py; launched as a script with a folder."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from bcnet.run.session import Run
 from bcnet.search import LogWidthModel, TrialStore
 from bcnet.supernet.loss_log import LossLog
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

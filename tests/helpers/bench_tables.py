@@ -10,7 +10,7 @@ from synthetic_table import FILE, SPACE
 from bcnet.bench import ChannelBench
 from bcnet.errors import BcnetError
 
-RELEASED = Path(__file__).parents[2] / "shared" / "data" / "channel-bench-macro"
+RELEASED = Path(__file__).parents[3] / "shared" / "data" / "channel-bench-macro"
 needs_released = pytest.mark.skipif(not RELEASED.is_dir(), reason=f"the released tables are not at {RELEASED}")
 
 

@@ -291,7 +291,7 @@ for step in range(1, 1_000_000):
 def test_sigkill_while_saving(tmp_path: Path) -> None:
     """Killed at random moments, again and again, the last reported checkpoint or a later one is there."""
     rng = random.Random(0)
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     for attempt in range(3):
         folder = tmp_path / str(attempt)
         process = subprocess.Popen(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")

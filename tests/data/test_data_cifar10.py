@@ -20,7 +20,7 @@ from bcnet.data import Data, LoadOptions, Source, load_data
 from bcnet.data import cifar10 as cifar10_module
 from bcnet.errors import BcnetError
 
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+SHARED = Path(__file__).parents[3] / "shared" / "data"
 SMALL = LoadOptions(batch_size=4, eval_batch_size=5, crop=0, flip=False, image_size=8, workers=0)
 
 

@@ -25,11 +25,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def launch(folder: Path) -> None:
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{here.parent}{os.pathsep}{here}", "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[2]
+    helpers = root / "tests" / "helpers"
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{helpers}", "OMP_NUM_THREADS": "1"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(
-        [sys.executable, *launcher, str(here / "two_processes.py"), str(folder)],
+        [sys.executable, *launcher, str(helpers / "two_processes.py"), str(folder)],
         env=environment,
         capture_output=True,
         text=True,

@@ -85,9 +85,9 @@ RUN = "import sys, toy, torch; torch.set_num_threads(1); print('start', flush=Tr
 
 def test_sigkill_at_random_moments(tmp_path: Path, whole: Path) -> None:
     rng = random.Random(1)
-    here = Path(__file__).parent
+    root = Path(__file__).parents[2]
     for _ in range(2):
-        environment = {**os.environ, "PYTHONPATH": f"{here.parent}{os.pathsep}{here}"}
+        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests' / 'helpers'}"}
         process = subprocess.Popen(
             [sys.executable, "-c", RUN, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
         )

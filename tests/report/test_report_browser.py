@@ -25,7 +25,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+ARTIFACTS = Path(__file__).parents[2] / "artifacts"
 CHARTS = ("retained", "front", "progress", "log-width", "supernet-curve", "retrain-curve", "fairness", "costs")
 VIEWS = {
     "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},

@@ -1,4 +1,4 @@
-"""Runs the command line in one process, or in two with either launcher, in tests/test_distributed.py."""
+"""Runs the command line in one process, or in two with either launcher, in tests/training/test_distributed.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAUNCHERS = {
 
 def run(folder: Path, launcher: str, *more: str) -> subprocess.CompletedProcess[str]:
     """``bcnet run`` of the tiny recipe into folder/LAUNCHER."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"version": 1, **tinyrun.recipe(folder).to_dict()}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "fuzz.py"
+FILE = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
 spec = importlib.util.spec_from_file_location("fuzz", FILE)
 assert spec is not None
 assert spec.loader is not None

@@ -80,8 +80,8 @@ def test_killed_process_resumes(tmp_path: Path) -> None:
         search(space, slow, ["flops=40%"], costs, SearchConfig(evaluations=120, population=20),
                store=TrialStore({str(path)!r}))
     """)
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "helpers")])}
     process = subprocess.Popen([sys.executable, "-c", program], env=environment)
     deadline = time.monotonic() + 300
     count = 0
