@@ -18,9 +18,10 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Figures:
-    """One network: its widths (L,), its score after training from scratch, and what it costs.
+    """One network: its widths (L,), its score after training, and what it costs.
 
     ``costs`` are computed, in their own units (memory in bytes, latency in nanoseconds); ``latency_ms`` is measured.
+    ``lead`` is how far the network that ships is ahead of it on the same images, and the standard error of that.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Figures:
     score: float
     costs: Mapping[str, float]
     latency_ms: float | None = None
+    lead: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

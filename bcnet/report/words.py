@@ -111,22 +111,32 @@ def comparison(data: ReportData) -> list[str]:
         )
     if rivals:
         sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
-    behind = max((rival.score - data.found.score for rival in rivals), default=0.0)
-    chance = _chance(data)
-    if behind > chance:
-        sentences.append("So the search was not worth it here: train the supernet for longer, or take the better one.")
-    elif rivals and chance:
-        sentences.append(
-            f"On {data.count:,} {data.scored_on}, chance alone makes differences of up to {gap(data, chance)}."
-        )
-    return sentences
+    best = max(rivals, key=lambda rival: rival.score, default=None)
+    return sentences if best is None else [*sentences, *_certainty(data, best)]
 
 
-def _chance(data: ReportData) -> float:
-    """Two standard errors of the difference of two shares like the one found; nothing where that is not known."""
+def _certainty(data: ReportData, rival: Figures) -> list[str]:
+    """Whether what ships and its best rival differ by more than chance, and what chance means here."""
+    ahead, chance = data.found.score - rival.score, _chance(data, rival)
+    images = f"{data.count:,} {data.scored_on}" if data.count else f"the {data.scored_on}"
+    if -ahead > chance:
+        return ["So the search was not worth it here: train for longer, or take the better one."]
+    if not chance:
+        return []
+    once = "Each was trained once: how much another training would change was not measured."
+    if ahead > chance:
+        return [f"That is more than chance on {images} allows. {once}"]
+    return [f"On {images}, chance alone makes differences of up to {gap(data, chance)}."]
+
+
+def _chance(data: ReportData, rival: Figures) -> float:
+    """What 95 of 100 differences of two equally good networks stay below: by the images both were measured on, else
+    by the number of images of a share; nothing where neither is known."""
+    if rival.lead is not None:
+        return 1.96 * rival.lead[1]
     if not data.percent or not data.count:
         return 0.0
-    return 2 * math.sqrt(2 * data.found.score * (1 - data.found.score) / data.count)
+    return 1.96 * math.sqrt(2 * data.found.score * (1 - data.found.score) / data.count)
 
 
 def _against(data: ReportData, rival: Figures) -> str:
@@ -134,7 +144,16 @@ def _against(data: ReportData, rival: Figures) -> str:
     difference = data.found.score - rival.score
     if _same(difference):
         return f"{what} does as well ({score(data, rival.score)})"
-    return f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {direction(data, -difference)}"
+    gives = f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {direction(data, -difference)}"
+    return f"{gives}{_interval(data, rival)}"
+
+
+def _interval(data: ReportData, rival: Figures) -> str:
+    if rival.lead is None:
+        return ""
+    size, reach = abs(rival.lead[0]), 1.96 * rival.lead[1]
+    ends = [100 * end if data.percent else end for end in (size - reach, size + reach)]
+    return f" (95% interval: {ends[0]:.3g} to {ends[1]:.3g})"
 
 
 def _same(difference: float) -> bool:

@@ -165,7 +165,9 @@ def _with_full(rows: dict[str, Any], trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(row: dict[str, Any]) -> Figures:
-    return Figures(row["name"], tuple(row["widths"]), row["score"], row["costs"], row.get("latency_ms"))
+    lead = row.get("lead")
+    ahead = None if lead is None else (lead["mean"], lead["error"])
+    return Figures(row["name"], tuple(row["widths"]), row["score"], row["costs"], row.get("latency_ms"), ahead)
 
 
 def _variable(entry: dict[str, Any]) -> WidthVariable:

@@ -210,8 +210,14 @@ class TrainedResult(Result, _Network):
     val: _Measured | None = None
 
 
+class _Lead(_Schema):
+    mean: FiniteFloat
+    error: Seconds
+
+
 class _Row(_Network):
     latency_ms: Seconds
+    lead: _Lead | None = None
 
 
 class CompareResult(Result):

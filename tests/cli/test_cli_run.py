@@ -124,15 +124,15 @@ def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.Mon
         assert result.stdout.strip() == f"trace is done: runs/tiny-{number}"
 
 
-def test_with_nothing_said_it_is_the_digits(tmp_path: Path) -> None:
+def test_with_nothing_said_it_is_the_digits_in_clutter(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert run("run", "--out", str(folder), "--until", "trace").exit_code == 0
-    assert Run.open(folder).recipe == Recipe.read("digits")
+    assert Run.open(folder).recipe == Recipe.read("cluttered_digits")
 
 
 def test_mistakes_get_one_sentence(recipe_file: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    missing = "the data is missing: add --data digits, cifar10:FOLDER or imagefolder:FOLDER, or --recipe"
+    missing = "the data is missing: add --data digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER, or --recipe"
     assert error("run", "zoo:digits_cnn") == missing
     model = "the model is missing: name one, such as zoo:mobilenetv2_cifar, or add --recipe"
     assert error("run", "--data", "digits") == model

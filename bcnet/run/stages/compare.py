@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from bcnet.latency.compare import compare_latency
 from bcnet.report.words import NOT_LEARNT
 from bcnet.run.export import export_run
 from bcnet.run.report import write_report, write_tradeoff
 from bcnet.run.session import Run
+from bcnet.training.retraining import sample_scores
 
 
 def compare(run: Run) -> None:
@@ -15,19 +18,27 @@ def compare(run: Run) -> None:
     names = trained["networks"]
     networks = {name: run.network(name) for name in names}
     latency = compare_latency(networks, run.source.example)
+    leads = _leads(run, networks, trained["chosen"])
     rows = []
     for name in names:
         result = run.read(f"retrain/{name}")
         kept = {k: v for k, v in result.items() if k not in ("version", "history", "tried", "seconds", "val")}
         predicted = result["costs"].get("latency")
-        rows.append(
-            kept | {"latency_ms": latency[name]} | ({} if predicted is None else {"predicted_ms": predicted / 1e6})
-        )
+        measured = {"latency_ms": latency[name], "lead": leads[name]}
+        rows.append(kept | measured | ({} if predicted is None else {"predicted_ms": predicted / 1e6}))
     chosen = next(row for row in rows if row["name"] == trained["chosen"])
     if not chosen["learnt"]:
         run.listener.note(f"the slim network has not learnt anything. {NOT_LEARNT}")
     facts = {"scored_on": rows[0]["scored_on"], "metric": run.task.metric, "chosen": trained["chosen"]}
     run.write("compare", {**facts, "networks": rows})
+
+
+def _leads(run: Run, networks: dict[str, nn.Module], chosen: str) -> dict[str, dict[str, float]]:
+    """How far the network that ships is ahead of each, and the standard error of that, over the same images."""
+    images, bf16 = run.data.test or run.data.val, run.recipe.retrain.bf16
+    scores = {name: sample_scores(network, images, run.task, bf16=bf16) for name, network in networks.items()}
+    ahead = {name: scores[chosen] - values for name, values in scores.items()}
+    return {name: {"mean": float(d.mean()), "error": float(d.std() / len(d) ** 0.5)} for name, d in ahead.items()}
 
 
 def export(run: Run) -> None:
