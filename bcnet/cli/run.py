@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bcnet.cli import options
+from bcnet.cli.plan import print_plan
 from bcnet.cli.stage import work
 from bcnet.errors import BcnetError
 
@@ -33,6 +34,15 @@ def run(
     pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights timm or torchvision publish.")] = False,
     start: Annotated[str | None, typer.Option(help="trained: keep what it has learnt; or scratch.")] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe by name or file; see `bcnet recipe list`.")] = None,
+    effort: Annotated[
+        str, typer.Option(metavar="quick|normal|paper", help="How much work: a first look, the recipe's, the paper's.")
+    ] = "normal",
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES|none", help="What is trained for comparison only: full,uniform, ...; or none."),
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="How often slim networks are trained, for intervals.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it will take, and leave.")] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="The one seed of everything.")] = None,
@@ -50,6 +60,7 @@ def run(
     With nothing said, a small network on digits in clutter, which need no download, is slimmed to an eighth of its
     FLOPs.
     """
+    from bcnet.run.effort import with_effort
     from bcnet.run.pipeline import check_stage
     from bcnet.run.session import Run
     from bcnet.training import distributed
@@ -61,8 +72,9 @@ def run(
     if resume is not None:
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
         more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
-        _refuse({**given, **more, "--set": settings})
-        work(Run(resume, device), until, as_json, log=log)
+        how: dict[str, Any] = {"--compare": compare, "--repeats": repeats, "--plan": plan or None}
+        _refuse({**given, **more, **how, "--set": settings})
+        work(Run(resume, device), until, as_json, log=log, planned=True)
         return
     changes = {
         "model": model,
@@ -73,14 +85,19 @@ def run(
         "pretrained": pretrained or None,
         "start": start,
         "seed": seed,
+        "compare": None if compare is None else [name.strip() for name in compare.split(",") if name != "none"],
+        "repeats": repeats,
     }
-    chosen = _changed(_base(model, data, recipe), changes, settings or [])
+    chosen = _changed(with_effort(_base(model, data, recipe), effort), changes, settings or [])
+    if plan:
+        print_plan(chosen, device, as_json)
+        return
     distributed.start(cpu=device == "cpu")
     begun = Run(distributed.decide(lambda: out if out is not None else _new_folder(chosen)), device)
     with begun.lock():  # without a gap in which another process could take the folder
         distributed.decide(lambda: _create(begun, chosen))
         try:
-            work(begun, until, as_json, log=log)
+            work(begun, until, as_json, log=log, planned=True)
         except BcnetError:
             if not begun.done("trace"):
                 begun.abandon()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bcnet.cli import options
 from bcnet.cli.console import console, interruptible, print_json, table
+from bcnet.cli.plan import tell_plan
 
 if TYPE_CHECKING:
     from bcnet.run.session import Run
@@ -38,14 +39,14 @@ def stage_command(name: str) -> Callable[..., None]:
     ) -> None:
         from bcnet.run.session import Run
 
-        work(Run(run, device), name, as_json, again)
+        work(Run(run, device), name, as_json, again=again)
 
     command.__doc__ = f"{STAGES[name]}\n\nEarlier stages that are not done yet are done first."
     return command
 
 
-def work(run: Run, until: str, as_json: bool, again: bool = False, log: str = "") -> None:
-    """Run the stages up to ``until`` and print what there is."""
+def work(run: Run, until: str, as_json: bool, *, again: bool = False, log: str = "", planned: bool = False) -> None:
+    """Run the stages up to ``until`` and print what there is; ``planned`` says first how long that will take."""
     from bcnet.run.folder import RunFolder
     from bcnet.run.pipeline import run_stages
     from bcnet.training import distributed
@@ -57,6 +58,8 @@ def work(run: Run, until: str, as_json: bool, again: bool = False, log: str = ""
     with interruptible(f"go on with `bcnet run --resume {run.folder}`"), screens as screen, run.lock():
         run.listener = TensorBoard(screen, run.path(log)) if log and first else screen
         with closing(run.listener):
+            if planned:
+                tell_plan(run, until)
             run_stages(run, until, again)
     if first:
         print_run(run, until, as_json)

@@ -1,7 +1,7 @@
 """Digits in clutter, the embedded example: scikit-learn's digits moved, turned, scaled and among pieces of others.
 
 Every image (1, 24, 24) has one whole digit, which is its class, and some pieces of other digits. They are made when
-asked for, always the same, in a second. Training and test images are made of different digits: 12,000 of three fifths
+asked for, always the same, in a second. Training and test images are made of different digits: 8,000 of three fifths
 of every class, 10,000 of the others.
 """
 
@@ -16,13 +16,13 @@ from torch.nn import functional as F
 
 from bcnet.data.source import ImageSet, Index, Labelled, split
 
-SIDE, TRAIN, TEST = 24, 12_000, 10_000
+SIDE, TRAIN, TEST = 24, 8_000, 10_000
 PIECES = 4
 """Pieces of other digits in every image."""
 
 
 def read_cluttered_digits() -> ImageSet:
-    """12,000 training and 10,000 test images (n, 1, 24, 24)."""
+    """8,000 training and 10,000 test images (n, 1, 24, 24)."""
     from sklearn.datasets import load_digits
 
     found = load_digits()

@@ -37,6 +37,20 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Later:
+    """``source`` from the epoch ``first`` on: the same images, shuffled and augmented in another way."""
+
+    source: Source
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
+        return self.source.batches(self.first + epoch, start, device)
+
+
 class Labelled(NamedTuple):
     """Decoded images (n, C, H, W) uint8 and their labels (n,) int64."""
 

@@ -49,9 +49,9 @@ class ReportData:
     networks began with the weights of the given one, and ``race`` what its finalists had after each round; ``slim`` is
     the name of the network that ships; ``ranked_by`` says whether these and the trials' are scores or negated losses;
     ``gains`` (L,) are what the log-width model holds for doubling each width, where it chose; ``percent`` says that
-    scores are shares, shown in percent; ``count`` is how many samples they are means of, where known; ``learnt``
-    says whether the network that ships knows more than chance; ``facts`` and ``notes`` are for people. Scores of which
-    lower is better are negated here (``higher_is_better``), and shown as
+    scores are shares, shown in percent; ``count`` is how many samples they are means of, where known, and ``repeats``
+    how many trainings; ``learnt`` says whether the network that ships knows more than chance; ``facts`` and ``notes``
+    are for people. Scores of which lower is better are negated here (``higher_is_better``), and shown as
     they were given, with their ``unit``.
     """
 
@@ -83,6 +83,7 @@ class ReportData:
     slim: str = "found"
     gains: tuple[float, ...] | None = None
     count: int | None = None
+    repeats: int = 1
     notes: tuple[str, ...] = ()
     export: Mapping[str, Any] | None = field(default=None)
 

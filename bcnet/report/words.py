@@ -123,10 +123,11 @@ def _certainty(data: ReportData, rival: Figures) -> list[str]:
         return ["So the search was not worth it here: train for longer, or take the better one."]
     if not chance:
         return []
-    once = "Each was trained once: how much another training would change was not measured."
+    more = f"and over {data.repeats} trainings of each " if data.repeats > 1 else ""
+    once = [] if data.repeats > 1 else ["Each was trained once: what another training would change was not measured."]
     if ahead > chance:
-        return [f"That is more than chance on {images} allows. {once}"]
-    return [f"On {images}, chance alone makes differences of up to {gap(data, chance)}."]
+        return [f"That is more than chance on {images} {more}allows.", *once]
+    return [f"On {images} {more}".rstrip() + f", chance alone makes differences of up to {gap(data, chance)}.", *once]
 
 
 def _chance(data: ReportData, rival: Figures) -> float:

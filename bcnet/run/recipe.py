@@ -73,7 +73,8 @@ class Recipe(BaseModel):
     is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
     which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
     loss, and losses that do to uniform widths (balanced ones from scratch). ``least`` is the fewest channels a layer
-    may keep. ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
+    may keep. ``repeats`` is how often the slim networks are trained: more than once gives intervals over trainings.
+    ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -116,6 +117,7 @@ class Recipe(BaseModel):
     retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
     compare: tuple[Compared, ...] = ("full", "uniform")
+    repeats: int = Field(default=1, ge=1, le=20)
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     channels_last: bool = True

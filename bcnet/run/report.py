@@ -18,6 +18,7 @@ from bcnet.search.constraints import Budget
 from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
+from bcnet.utils.progress import duration
 
 
 def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> Path:
@@ -149,6 +150,7 @@ def _assembled(
         slim=compare.get("chosen", "found"),
         learnt=rows[compare.get("chosen", "found")].get("learnt", True),
         count=rows["found"].get("count"),
+        repeats=rows["found"].get("trainings", 1),
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,
     )
@@ -188,12 +190,6 @@ def _facts(run: dict[str, Any], train: dict[str, Any] | None, search: dict[str, 
         "device": machine["device"] if machine["device"] != "cpu" else f"CPU, threads: {machine['threads']}",
         "system": machine["system"],
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
-        **({"supernet training": f"{_duration(train['seconds'])}, {train['paths']:,} paths"} if train else {}),
-        "search": _duration(search["seconds"]) + f", {search['evaluations']:,} configurations scored",
+        **({"supernet training": f"{duration(train['seconds'])}, {train['paths']:,} paths"} if train else {}),
+        "search": duration(search["seconds"]) + f", {search['evaluations']:,} configurations scored",
     }
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -218,6 +218,7 @@ class _Lead(_Schema):
 class _Row(_Network):
     latency_ms: Seconds
     lead: _Lead | None = None
+    trainings: Count = 1
 
 
 class CompareResult(Result):

@@ -138,9 +138,9 @@ class Run(RunFolder):
         """Every cost of one network."""
         return {name: int(cost(np.asarray(widths))[0]) for name, cost in self.costs.items()}
 
-    def fresh(self, widths: Any) -> nn.Module:
-        """A network at ``widths`` with the weights that this run's seed draws."""
-        return self._seeded().build(np.asarray(widths)).to(self.device)
+    def fresh(self, widths: Any, seed: int | None = None) -> nn.Module:
+        """A network at ``widths`` with the weights that this run's seed, or another one, draws."""
+        return self._seeded(seed).build(np.asarray(widths)).to(self.device)
 
     @property
     def final_training(self) -> Source:
@@ -220,11 +220,11 @@ class Run(RunFolder):
     def fresh_supernet(self) -> Supernet:
         return Supernet(self._seeded(), self.recipe.paths.principle).to(self.device)
 
-    def _seeded(self) -> NetworkSpace:
+    def _seeded(self, seed: int | None = None) -> NetworkSpace:
         """The space, with torch's random numbers at their start: finding out about it may draw some."""
         space = self.space
         _ = space.own_class
-        torch.manual_seed(self.recipe.seed)
+        torch.manual_seed(self.recipe.seed if seed is None else seed)
         return space
 
 

@@ -132,7 +132,9 @@ def test_with_nothing_said_it_is_the_digits_in_clutter(tmp_path: Path) -> None:
 
 def test_mistakes_get_one_sentence(recipe_file: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    missing = "the data is missing: add --data digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER, or --recipe"
+    missing = (
+        "the data is missing: add --data digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER, or --recipe"
+    )
     assert error("run", "zoo:digits_cnn") == missing
     model = "the model is missing: name one, such as zoo:mobilenetv2_cifar, or add --recipe"
     assert error("run", "--data", "digits") == model

@@ -50,7 +50,7 @@ def test_a_search_in_vain_is_called_that():
     sentences = words.verdict(with_score(example(), found=0.70))
     assert sentences[1:] == [
         "At the same budget, scaling all layers alike gives 75.24%, 5.24\N{NO-BREAK SPACE}points more.",
-        "So the search was not worth it here: train the supernet for longer, or take the better one.",
+        "So the search was not worth it here: train for longer, or take the better one.",
     ]
 
 
@@ -58,9 +58,25 @@ def test_differences_that_may_be_chance_are_called_that():
     worse = with_score(replace(example(), count=400), found=0.74)
     assert words.verdict(worse)[1:] == [
         "At the same budget, scaling all layers alike gives 75.24%, 1.24\N{NO-BREAK SPACE}points more.",
-        "On 400 test images, chance alone makes differences of up to 6.20\N{NO-BREAK SPACE}points.",
+        "On 400 test images, chance alone makes differences of up to 6.08\N{NO-BREAK SPACE}points.",
+        "Each was trained once: what another training would change was not measured.",
     ]
     assert words.verdict(replace(worse, count=40_000))[2].startswith("So the search was not worth it here")
+
+
+def test_differences_on_the_same_images_have_intervals():
+    data = replace(example(), count=10_000)
+    uniform = replace(data.networks["uniform"], lead=(0.0114, 0.002))
+    data = replace(data, networks={**data.networks, "uniform": uniform})
+    once = "Each was trained once: what another training would change was not measured."
+    gives = "At the same budget, scaling all layers alike gives 75.24%, 1.14\N{NO-BREAK SPACE}points less"
+    assert words.verdict(data)[1:] == [
+        f"{gives} (95% interval: 0.748 to 1.53).",
+        "That is more than chance on 10,000 test images allows.",
+        once,
+    ]
+    thrice = words.verdict(replace(data, repeats=3))
+    assert thrice[2:] == ["That is more than chance on 10,000 test images and over 3 trainings of each allows."]
 
 
 def test_latency_that_did_not_fall_is_said():

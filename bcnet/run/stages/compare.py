@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+from scipy.stats import t as student_t
 from torch import nn
 
 from bcnet.latency.compare import compare_latency
@@ -9,6 +11,7 @@ from bcnet.report.words import NOT_LEARNT
 from bcnet.run.export import export_run
 from bcnet.run.report import write_report, write_tradeoff
 from bcnet.run.session import Run
+from bcnet.run.stages.retrain import trainings
 from bcnet.training.retraining import sample_scores
 
 
@@ -24,7 +27,9 @@ def compare(run: Run) -> None:
         result = run.read(f"retrain/{name}")
         kept = {k: v for k, v in result.items() if k not in ("version", "history", "tried", "seconds", "val")}
         predicted = result["costs"].get("latency")
-        measured = {"latency_ms": latency[name], "lead": leads[name]}
+        each = trainings(run, name)
+        means = {key: float(np.mean([one[key] for one in each])) for key in ("score", "loss")}
+        measured = {**means, "trainings": len(each), "latency_ms": latency[name], "lead": leads[name]}
         rows.append(kept | measured | ({} if predicted is None else {"predicted_ms": predicted / 1e6}))
     chosen = next(row for row in rows if row["name"] == trained["chosen"])
     if not chosen["learnt"]:
@@ -34,11 +39,25 @@ def compare(run: Run) -> None:
 
 
 def _leads(run: Run, networks: dict[str, nn.Module], chosen: str) -> dict[str, dict[str, float]]:
-    """How far the network that ships is ahead of each, and the standard error of that, over the same images."""
+    """How far the network that ships is ahead of each, and the standard error of that: over the same images, and over
+    trainings where networks were trained more than once."""
     images, bf16 = run.data.test or run.data.val, run.recipe.retrain.bf16
     scores = {name: sample_scores(network, images, run.task, bf16=bf16) for name, network in networks.items()}
-    ahead = {name: scores[chosen] - values for name, values in scores.items()}
-    return {name: {"mean": float(d.mean()), "error": float(d.std() / len(d) ** 0.5)} for name, d in ahead.items()}
+    trained = {name: [one["score"] for one in trainings(run, name)] for name in networks}
+    found = {}
+    for name, values in scores.items():
+        ahead = scores[chosen] - values
+        error = float(ahead.std() / len(ahead) ** 0.5)
+        if name != chosen and len(trained[name]) > 1:
+            error = float(np.hypot(error, _training_error(trained[chosen], trained[name])))
+        found[name] = {"mean": float(np.mean(trained[chosen]) - np.mean(trained[name])), "error": error}
+    return found
+
+
+def _training_error(ours: list[float], theirs: list[float]) -> float:
+    """The standard error of the difference of two means over trainings, larger where there are few (Student's t)."""
+    spread = sum(float(np.var(scores, ddof=1)) / len(scores) for scores in (ours, theirs)) ** 0.5
+    return spread * float(student_t.ppf(0.975, len(ours) + len(theirs) - 2)) / 1.96
 
 
 def export(run: Run) -> None:
