@@ -30,6 +30,8 @@ FORMAT_VERSION = 1
 Compared = Literal[
     "full", "uniform", "balanced", "random",
     "l1-global", "l2-global", "bn-scale-global", "taylor-global", "fpgm-global", "lamp-global", "random-global",
+    "l1-isomorphic", "l2-isomorphic", "bn-scale-isomorphic", "taylor-isomorphic", "fpgm-isomorphic", "lamp-isomorphic",
+    "random-isomorphic",
 ]  # fmt: skip
 PYTHON = "python"
 """What stands for model and data in the recipe of a run that was given Python objects."""
