@@ -65,10 +65,11 @@ class Recipe(BaseModel):
 
     ``start: trained`` begins with the network as it is given: ``weights`` (a file) or ``pretrained`` ones, or those it
     has; where it knows nothing yet it is trained first, as ``given`` says. Slim networks inherit its most important
-    channels by the criterion ``keep`` and learn from it; the search ranks them by ``score`` (what is left after the
-    ``cut``, after some ``steps`` of ``healing``, or in a ``supernet`` that starts from its weights), and the
-    finalists ``race``. ``start: scratch`` is the paper's way: a supernet from random weights, and networks trained
-    from scratch. ``targets`` are several budgets, each with a slim network of its own.
+    channels by the criterion ``keep``, ``reconstruct`` makes up for the others by least squares, and the given network
+    teaches them. The search ranks them by ``score`` (what is left after the ``cut``, after some ``steps`` of
+    ``healing``, or in a ``supernet`` that starts from its weights), and the finalists ``race``. ``start: scratch`` is
+    the paper's way: a supernet from random weights, and networks trained from scratch. ``targets`` are several
+    budgets, each with a slim network of its own.
 
     ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
@@ -102,6 +103,7 @@ class Recipe(BaseModel):
     paper_budgets: tuple[str, ...] = ()
     given: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     keep: Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"] = "l2"
+    reconstruct: bool = True
     score: Literal["steps", "cut", "supernet"] = "steps"
     healing: Healing = Healing()
     method: str = "bcv2"
