@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -75,8 +76,9 @@ class Recipe(BaseModel):
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
     is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
     which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
-    loss, and losses that do to uniform widths (balanced ones from scratch). ``least`` is the fewest channels a layer
-    may keep. ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
+    loss, and losses that do to uniform widths (balanced ones from scratch). ``bf16`` is the precision of all training;
+    left out, it is that of a GPU which has it. ``least`` is the fewest channels a layer may keep. ``threads`` of the
+    CPU are torch's own choice where left out; small networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -110,6 +112,7 @@ class Recipe(BaseModel):
     sampling: PathSampling | None = None
     backward: Literal["path", "step"] = "path"
     engine: Literal["auto", "plain", "fused"] = "auto"
+    bf16: bool | None = None
     supernet: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
@@ -171,6 +174,14 @@ class Recipe(BaseModel):
         if self.search.seed != 0:
             raise ValueError("search.seed must be left out: the one seed of a recipe is seed")
         return self
+
+    def on(self, device: torch.device) -> Recipe:
+        """The recipe as it runs on ``device``: all training in bf16, where ``bf16`` says so or, unless it says
+        otherwise, where the device is a GPU that has it."""
+        if not (_has_bf16(device) if self.bf16 is None else self.bf16):
+            return self
+        trainings = {name: getattr(self, name) for name in ("given", "supernet", "retrain")}
+        return self.model_copy(update={name: replace(training, bf16=True) for name, training in trainings.items()})
 
     @property
     def scorer(self) -> str:
@@ -237,6 +248,10 @@ class Recipe(BaseModel):
             raise BcnetError(f"cannot read {path}: {error.reason} at byte {error.start}, so it is no UTF-8") from None
         except OSError as error:
             raise BcnetError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def names() -> list[str]:

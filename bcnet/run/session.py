@@ -68,7 +68,8 @@ class Run(RunFolder):
 
     @cached_property
     def recipe(self) -> Recipe:
-        return super().recipe
+        """The recipe in the folder, as it runs on this device."""
+        return super().recipe.on(self.device)
 
     @cached_property
     def source(self) -> LoadedModel:
