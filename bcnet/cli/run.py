@@ -41,6 +41,9 @@ def run(
         str | None,
         typer.Option(metavar="NAMES|none", help="What is trained for comparison only: full,uniform, ...; or none."),
     ] = None,
+    latency_backend: Annotated[
+        str | None, typer.Option(metavar="torch|onnxruntime", help="What latency is measured by.")
+    ] = None,
     repeats: Annotated[int | None, typer.Option(help="How often slim networks are trained, for intervals.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what it will take, and leave.")] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one under runs/.")] = None,
@@ -73,6 +76,7 @@ def run(
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
         more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
         how: dict[str, Any] = {"--compare": compare, "--repeats": repeats, "--plan": plan or None}
+        how |= {"--latency-backend": latency_backend}
         _refuse({**given, **more, **how, "--set": settings})
         work(Run(resume, device), until, as_json, log=log, planned=True)
         return
@@ -88,7 +92,8 @@ def run(
         "compare": None if compare is None else [name.strip() for name in compare.split(",") if name != "none"],
         "repeats": repeats,
     }
-    chosen = _changed(with_effort(_base(model, data, recipe), effort), changes, settings or [])
+    backend = [] if latency_backend is None else [f"latency.backend={latency_backend}"]
+    chosen = _changed(with_effort(_base(model, data, recipe), effort), changes, [*backend, *(settings or [])])
     if plan:
         print_plan(chosen, device, as_json)
         return

@@ -126,7 +126,7 @@ def _print_summary(run: Run, until: str) -> None:
         ],
         rows,
     )
-    for sentence in words.comparison(data):
+    for sentence in (*words.broken_budgets(data), *words.comparison(data)):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     report = _report_path(run) if run.done("report") else None
     out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)

@@ -50,8 +50,9 @@ class ReportData:
     the name of the network that ships; ``ranked_by`` says whether these and the trials' are scores or negated losses;
     ``gains`` (L,) are what the log-width model holds for doubling each width, where it chose; ``percent`` says that
     scores are shares, shown in percent; ``count`` is how many samples they are means of, where known, and ``repeats``
-    how many trainings; ``learnt`` says whether the network that ships knows more than chance; ``facts`` and ``notes``
-    are for people. Scores of which lower is better are negated here (``higher_is_better``), and shown as
+    how many trainings; ``learnt`` says whether the network that ships knows more than chance; ``kept`` has for each
+    budget what it allows and what is taken, ``timed_by`` how latency was measured; ``facts`` and ``notes`` are for
+    people. Scores of which lower is better are negated here (``higher_is_better``), and shown as
     they were given, with their ``unit``.
     """
 
@@ -84,6 +85,8 @@ class ReportData:
     gains: tuple[float, ...] | None = None
     count: int | None = None
     repeats: int = 1
+    kept: tuple[Mapping[str, Any], ...] = ()
+    timed_by: str = ""
     notes: tuple[str, ...] = ()
     export: Mapping[str, Any] | None = field(default=None)
 

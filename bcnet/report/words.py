@@ -74,10 +74,10 @@ def headline(data: ReportData) -> str:
     if not data.learnt:
         return f"the slim network has not learnt anything: {score(data, data.found.score)} {data.metric}"
     if data.inherited and not math.isnan(data.full.score):
-        slim = share(data.found.costs[name], data.full.costs[name])
+        slim = _kept_share(data)
         before, after = score(data, data.full.score), score(data, data.found.score)
         return f"your network: {before} at 100% → slim: {after} at {slim} of the {COSTS.get(name, name)}"
-    at = f"{share(data.found.costs[name], data.full.costs[name])} of the {COSTS.get(name, name)}"
+    at = f"{_kept_share(data)} of the {COSTS.get(name, name)}"
     if math.isnan(data.full.score):
         return f"{at}, {score(data, data.found.score)} {data.metric}"
     difference = data.found.score - data.full.score
@@ -89,6 +89,14 @@ def headline(data: ReportData) -> str:
     return f"{at} for {gap(data, difference)} {of} {data.metric}"
 
 
+def _kept_share(data: ReportData) -> str:
+    """How much of the first budget's cost is left; of latency, as it was measured."""
+    name, full, found = data.first_budget.name, data.full, data.found
+    if name == "latency" and full.latency_ms is not None and found.latency_ms is not None:
+        return share(found.latency_ms, full.latency_ms)
+    return share(found.costs[name], full.costs[name])
+
+
 def verdict(data: ReportData) -> list[str]:
     """The verdict in two or three sentences."""
     budget = ", ".join(b.text for b in data.budgets)
@@ -97,7 +105,18 @@ def verdict(data: ReportData) -> list[str]:
         f"on the {data.scored_on} of {data.data}"
         + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}."),
         *([] if data.learnt else [NOT_LEARNT]),
+        *broken_budgets(data),
         *comparison(data),
+    ]
+
+
+def broken_budgets(data: ReportData) -> list[str]:
+    """A sentence for each budget that does not hold."""
+    return [
+        f"The budget {kept['text']} is not met: {kept['by']}, it takes {cost(kept['name'], kept['taken'])}, and "
+        f"{cost(kept['name'], kept['allowed'])} are allowed."
+        for kept in data.kept
+        if not kept["met"]
     ]
 
 

@@ -150,6 +150,8 @@ def _assembled(
         slim=compare.get("chosen", "found"),
         learnt=rows[compare.get("chosen", "found")].get("learnt", True),
         count=rows["found"].get("count"),
+        kept=tuple(compare.get("budgets", ())),
+        timed_by=compare.get("timed_by", ""),
         repeats=rows["found"].get("trainings", 1),
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,

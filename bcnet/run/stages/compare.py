@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
 from scipy.stats import t as student_t
 from torch import nn
 
-from bcnet.latency.compare import compare_latency
+from bcnet.latency.compare import compare_backend
 from bcnet.report.words import NOT_LEARNT
 from bcnet.run.export import export_run
 from bcnet.run.report import write_report, write_tradeoff
 from bcnet.run.session import Run
+from bcnet.run.stages.budgets import SLACK, limit_ms
 from bcnet.run.stages.retrain import trainings
 from bcnet.training.retraining import sample_scores
 
@@ -20,7 +24,7 @@ def compare(run: Run) -> None:
     trained = run.read("retrain")
     names = trained["networks"]
     networks = {name: run.network(name) for name in names}
-    latency = compare_latency(networks, run.source.example)
+    latency = compare_backend(networks, run.source.example, run.recipe.latency.backend)
     leads = _leads(run, networks, trained["chosen"])
     rows = []
     for name in names:
@@ -35,7 +39,30 @@ def compare(run: Run) -> None:
     if not chosen["learnt"]:
         run.listener.note(f"the slim network has not learnt anything. {NOT_LEARNT}")
     facts = {"scored_on": rows[0]["scored_on"], "metric": run.task.metric, "chosen": trained["chosen"]}
+    facts |= {"timed_by": _timed_by(run), "budgets": _budgets(run, rows, chosen)}
     run.write("compare", {**facts, "networks": rows})
+
+
+def _timed_by(run: Run) -> str:
+    backend, threads = run.recipe.latency.backend, torch.get_num_threads()
+    on = f"CPU, threads: {threads}" if backend == "onnxruntime" or run.device.type == "cpu" else str(run.device)
+    return f"{backend}, {on}, one input"
+
+
+def _budgets(run: Run, rows: list[dict[str, Any]], chosen: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each budget allows, what the network that ships takes, and whether that holds; latency as it is measured."""
+    full = next((row["latency_ms"] for row in rows if row["name"] == "full"), None)
+    if full is None and (checked := run.read("search").get("latency")):
+        full = checked["full_ms"]
+    found = []
+    for budget in run.constraints.budgets:
+        allowed, taken, by, slack = budget.limit, float(chosen["costs"][budget.name]), "counted", 1.0
+        if budget.name == "latency" and full is not None:
+            allowed, taken = 1e6 * limit_ms(run, budget, full), 1e6 * chosen["latency_ms"]
+            by, slack = "measured", SLACK
+        kept = {"text": budget.text, "name": budget.name, "allowed": allowed, "taken": taken, "by": by}
+        found.append({**kept, "met": taken <= slack * allowed})
+    return found
 
 
 def _leads(run: Run, networks: dict[str, nn.Module], chosen: str) -> dict[str, dict[str, float]]:
