@@ -115,7 +115,7 @@ def write_page(found: dict[str, Any]) -> None:
         f"Made by `{found['command']}` ({origin(found)}) from `example.json` beside this page.",
         "",
         "What `bcnet run` does when told nothing: a small network learns to tell digits in clutter, and is slimmed to "
-        "an eighth of its FLOPs. Every seed is a whole run: training of the given network, search, race, and uniform "
+        "8 % of its FLOPs. Every seed is a whole run: training of the given network, search, race, and uniform "
         "scaling with inherited channels and the same fine-tuning.",
         "",
         f"**Found beats uniform by more than chance allows on {clear} of {len(rows)} seeds**, by "
