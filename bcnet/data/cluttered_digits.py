@@ -36,6 +36,7 @@ def read_cluttered_digits() -> ImageSet:
         std=(60.1,),
         crop=0,
         flip=False,
+        names=tuple(map(str, range(10))),
     )
 
 

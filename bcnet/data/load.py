@@ -12,9 +12,9 @@ from bcnet.data.cifar10 import read_cifar10
 from bcnet.data.cluttered_digits import read_cluttered_digits
 from bcnet.data.device import DeviceData
 from bcnet.data.digits import read_digits
-from bcnet.data.imagefolder import FolderData, read_folder
+from bcnet.data.imagefolder import FolderData, preprocessing, read_folder
 from bcnet.data.options import LoadOptions
-from bcnet.data.source import Data, ImageSet, Labelled, split
+from bcnet.data.source import Data, ImageSet, Labelled, Preprocessing, split
 from bcnet.errors import BcnetError
 from bcnet.utils.files import full_path
 
@@ -55,6 +55,10 @@ def load_data(
         raise BcnetError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
+def _sized(shape: tuple[int, int, int]) -> str:
+    return f"images of {shape[1]} x {shape[2]} pixels as they are"
+
+
 def _folder(kind: str, path: str) -> Path:
     if not path:
         raise BcnetError(f"{kind} needs the folder it lies in: write {NAMES[kind]}")
@@ -90,6 +94,8 @@ class _Request:
             whole=training.train(options, self.seed, shard=self.shard),
             shape=training.shape,
             classes=images.classes,
+            names=images.names,
+            preprocessing=Preprocessing(images.mean, images.std, images.values, _sized(training.shape)),
         )
 
     def _move(self, images: ImageSet, part: Labelled, pad: int = 0) -> DeviceData:
@@ -127,4 +133,6 @@ class _Request:
             whole=images.train(None, self.shard),
             shape=(self.options.channels, self.options.image_size, self.options.image_size),
             classes=len(folder.classes),
+            names=folder.classes,
+            preprocessing=preprocessing(self.options),
         )

@@ -1,7 +1,8 @@
 """From a run to files that ship: plain weights, ONNX or PyTorch's pt2, checked against the network on real inputs.
 
-Every export writes ``widths.json`` and ``weights.safetensors`` (see :mod:`bcnet.run.serialization`); ONNX and pt2 add
-``model.onnx`` or ``model.pt2``. The original and the slim network are then timed side by side.
+Every export writes ``widths.json`` and ``weights.safetensors`` (see :mod:`bcnet.run.serialization`) and ``MODEL.md``, a
+model card (:mod:`bcnet.run.card`); ONNX and pt2 add ``model.onnx`` or ``model.pt2``. The original and the slim network
+are then timed side by side.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 from bcnet.errors import BcnetError
 from bcnet.latency.compare import compare_latency
 from bcnet.latency.onnx import OnnxNetwork, any_batch, onnxruntime, quiet_exports, write_onnx
+from bcnet.run.card import CARD, facts_of, model_card, write_metadata
 from bcnet.run.recipe import PYTHON
 from bcnet.run.serialization import DESCRIPTION, WEIGHTS, Description, save
 from bcnet.run.session import Run
+from bcnet.utils.files import clear_errors, write_file
 
 Format = Literal["torch", "onnx", "pt2"]
 TOLERANCE = 1e-3
@@ -38,8 +41,8 @@ def export_run(
     if to == "onnx":
         onnxruntime()
     folder = run.path("export") if out is None else Path(out)
-    network = run.network()
-    save(folder, network, description(run))
+    network, described = run.network(), description(run)
+    save(folder, network, described)
     network, inputs = network.cpu(), (_real_inputs(run),)
     original = run.fresh(run.full).cpu().eval()
     result: dict[str, Any] = {"format": to, "path": str(folder), "difference": None, "any_batch": True}
@@ -51,10 +54,14 @@ def export_run(
     if to == "onnx":
         files.append("model.onnx")
         result["difference"], result["any_batch"] = to_onnx(network, inputs, folder / files[-1], tolerance)
+        write_metadata(folder / files[-1], described.facts)
         with tempfile.TemporaryDirectory() as place:
             path = Path(place) / "original.onnx"
             write_onnx(original, inputs, path)
             timed = {"original": OnnxNetwork(path), "slim": OnnxNetwork(folder / files[-1])}
+    with clear_errors(f"the network in {folder}"):
+        write_file(folder / CARD, model_card(run, described.facts, files).encode())
+    files.append(CARD)
     latency = compare_latency(timed, inputs[0][:1].contiguous())
     by = f"{'onnxruntime' if to == 'onnx' else 'torch'}, CPU, threads: {torch.get_num_threads()}, one input"
     return {**result, "files": files, "timed_by": by, "latency_ms": latency}
@@ -63,6 +70,7 @@ def export_run(
 def description(run: Run) -> Description:
     """How to build the slim network of ``run`` again."""
     widths = dict(zip(run.space.names, map(int, run.read(f"retrain/{run.chosen}")["widths"]), strict=True))
+    done = run.data.preprocessing
     return Description(
         widths=widths,
         inputs=(tuple(run.source.input_shape),),
@@ -70,7 +78,8 @@ def description(run: Run) -> Description:
         classes=run.data.classes,
         ignore=tuple(run.recipe.ignore),
         squeeze=run.recipe.squeeze,
-        normalisation=_normalisation(run),
+        normalisation=None if done is None else {"mean": done.mean, "std": done.std},
+        facts=facts_of(run),
     )
 
 
@@ -134,19 +143,3 @@ def _real_inputs(run: Run) -> Tensor:
     """Some images of the run's own data, on the CPU."""
     x, _ = next(iter((run.data.test or run.data.val).batches(0, 0, "cpu")))
     return x[:CHECKED].cpu().contiguous()
-
-
-def _normalisation(run: Run) -> dict[str, tuple[float, ...]] | None:
-    """Mean and deviation of the images that the network was trained on, where bcnet itself normalised them."""
-    from bcnet.data import cifar10, digits, imagefolder
-
-    kind = run.recipe.data.partition(":")[0]
-    channels = run.source.input_shape[0]
-    if kind == "digits":
-        images = digits.read_digits()
-        return {"mean": images.mean, "std": images.std}
-    if kind == "cifar10":
-        return {"mean": cifar10.MEAN, "std": cifar10.STD}
-    if kind == "imagefolder":
-        return {"mean": imagefolder.MEAN[channels], "std": imagefolder.STD[channels]}
-    return None
