@@ -23,9 +23,8 @@ STAGES = {
     "retrain": "Train what a run found, and what it is compared with.",
     "targets": "Find a slim network for every target of a run.",
     "compare": "Measure the networks of a run side by side.",
-    "report": "Write the report of a run.",
 }
-"""Stages and what their commands do; exporting has options of its own (:mod:`bcnet.cli.export`)."""
+"""Stages and what their commands do; export and report have commands of their own."""
 
 
 def stage_command(name: str) -> Callable[..., None]:

@@ -51,8 +51,8 @@ class ReportData:
     ``gains`` (L,) are what the log-width model holds for doubling each width, where it chose; ``percent`` says that
     scores are shares, shown in percent; ``count`` is how many samples they are means of, where known, and ``repeats``
     how many trainings; ``learnt`` says whether the network that ships knows more than chance; ``kept`` has for each
-    budget what it allows and what is taken, ``timed_by`` how latency was measured; ``facts`` and ``notes`` are for
-    people. Scores of which lower is better are negated here (``higher_is_better``), and shown as
+    budget what it allows and what is taken, ``timed_by`` how latency was measured; ``run`` is the folder; ``facts`` and
+    ``notes`` are for people. Scores of which lower is better are negated here (``higher_is_better``), and shown as
     they were given, with their ``unit``.
     """
 
@@ -87,6 +87,7 @@ class ReportData:
     repeats: int = 1
     kept: tuple[Mapping[str, Any], ...] = ()
     timed_by: str = ""
+    run: str = "RUN"
     notes: tuple[str, ...] = ()
     export: Mapping[str, Any] | None = field(default=None)
 

@@ -97,6 +97,31 @@ def _kept_share(data: ReportData) -> str:
     return share(found.costs[name], full.costs[name])
 
 
+def badge(data: ReportData) -> tuple[str, str]:
+    """The verdict in a word, and its kind: ``good``, ``open`` or ``bad``."""
+    if not data.learnt:
+        return "failed: nothing was learnt", "bad"
+    if not all(kept["met"] for kept in data.kept):
+        return "failed: a budget is not met", "bad"
+    rivals = _rivals(data)
+    if not rivals:
+        return "not compared", "open"
+    best = max(rivals, key=lambda rival: rival.score)
+    ahead, chance = data.found.score - best.score, _chance(data, best)
+    if data.slim != "found" or -ahead > chance:
+        return "the search was not worth it", "bad"
+    return ("worth it", "good") if ahead > chance else ("no clear difference", "open")
+
+
+def budgets(data: ReportData) -> list[str]:
+    """For each budget whether it holds, and by what."""
+    return [
+        f"{kept['text']}: {'met' if kept['met'] else 'not met'}, {kept['by']} "
+        f"({cost(kept['name'], kept['taken'])} of {cost(kept['name'], kept['allowed'])})"
+        for kept in data.kept
+    ]
+
+
 def verdict(data: ReportData) -> list[str]:
     """The verdict in two or three sentences."""
     budget = ", ".join(b.text for b in data.budgets)
@@ -122,8 +147,7 @@ def broken_budgets(data: ReportData) -> list[str]:
 
 def comparison(data: ReportData) -> list[str]:
     """What was found beside other networks of the same budget, in up to two sentences, and what may be chance."""
-    rivals = [data.networks[name] for name in RIVALS if name in data.networks and name != data.slim]
-    sentences = []
+    rivals, sentences = _rivals(data), []
     if data.slim != "found":
         sentences.append(
             f"On validation images {RIVALS[data.slim]} did better than what the search found, so that is what ships."
@@ -132,6 +156,11 @@ def comparison(data: ReportData) -> list[str]:
         sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
     best = max(rivals, key=lambda rival: rival.score, default=None)
     return sentences if best is None else [*sentences, *_certainty(data, best)]
+
+
+def _rivals(data: ReportData) -> list[Figures]:
+    """What was trained at the budget of the network that ships."""
+    return [data.networks[name] for name in RIVALS if name in data.networks and name != data.slim]
 
 
 def _certainty(data: ReportData, rival: Figures) -> list[str]:
@@ -166,6 +195,14 @@ def _against(data: ReportData, rival: Figures) -> str:
         return f"{what} does as well ({score(data, rival.score)})"
     gives = f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {direction(data, -difference)}"
     return f"{gives}{_interval(data, rival)}"
+
+
+def lead(data: ReportData, rival: Figures) -> str:
+    """How far the network that ships is ahead of ``rival``, with half of the 95 % interval: ``+1.14 ± 0.39``."""
+    if rival.lead is None or rival.name == data.slim:
+        return "–"
+    scale = 100 if data.percent else 1
+    return f"{scale * rival.lead[0]:+.3g} ± {1.96 * scale * rival.lead[1]:.2g}"
 
 
 def _interval(data: ReportData, rival: Figures) -> str:

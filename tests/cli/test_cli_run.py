@@ -79,6 +79,14 @@ def test_a_finished_run_prints_its_table_again(finished: Any) -> None:
     assert again.stderr == ""
 
 
+def test_several_runs_are_reported_on_one_page(finished: Any, tmp_path: Path) -> None:
+    folder, _ = finished
+    page = tmp_path / "two.html"
+    told = run("report", str(folder), str(folder), "--out", str(page))
+    assert told.stdout == f"report: {page}\n"
+    assert page.read_text("utf-8").count(f"<td>{folder}</td>") == 2
+
+
 def test_json_for_machines(finished: Any) -> None:
     folder, _ = finished
     answer = json.loads(run("run", "--resume", str(folder), "--json").stdout)
