@@ -112,7 +112,7 @@ def write_page(found: dict[str, Any]) -> None:
     half = student_t.ppf(0.975, len(points) - 1) * points.std(ddof=1) / len(points) ** 0.5 if len(points) > 1 else 0.0
     seconds = [row["cpu_seconds"] for row in rows if "cpu_seconds" in row]
     lines = [
-        "# The example, ten seeds",
+        f"# The example, {len(rows)} seeds",
         "",
         f"Made by `{found['command']}` ({origin(found)}) from `example.json` beside this page.",
         "",
