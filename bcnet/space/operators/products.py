@@ -178,7 +178,8 @@ def _attention_macs(site: Site) -> list[list[Size]]:
 def attention(call: Call) -> Value:
     query, key, value = (call.value(name) for name in ("query", "key", "value"))
     call.agree(query, len(query.shape) - 1, key, len(key.shape) - 1)
-    heads = [v.map(lambda t: t[..., :1, :1]) for v in (query, key, value)]
+    mask = call.args.get("attn_mask")
+    heads = [v.map(lambda t: t[..., :1, :1]) for v in (query, key, value, mask) if v is not None]
     together(call.links, heads, (*call.shape[:-2], 1, 1), call.where)
     return call.carry(value)
 
