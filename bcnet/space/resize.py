@@ -111,8 +111,10 @@ def _set_known_attributes(module: nn.Module, path: str, axes: Axes, units: Seque
     elif isinstance(module, nn.LayerNorm) and shape is not None:
         module.normalized_shape = shape
     elif isinstance(module, nn.RNNBase):
-        module.input_size = dict(module.named_parameters())["weight_ih_l0"].shape[1]
+        module.input_size, module.hidden_size = module.weight_ih_l0.shape[1], module.weight_hh_l0.shape[1]
         module._init_flat_weights()
+    elif isinstance(module, nn.RNNCellBase):
+        module.input_size, module.hidden_size = module.weight_ih.shape[1], module.weight_hh.shape[1]
 
 
 @dataclass(frozen=True)
