@@ -136,8 +136,14 @@ def measure(tool: str, name: str) -> Row:
 
 
 def cached() -> dict[tuple[str, str], Row]:
+    """The latest row of every network, with ``first``: how, and at which commit, it failed when first met."""
     lines = CACHE.read_text().splitlines() if CACHE.exists() else []
-    return {(row["tool"], row["model"]): row for row in map(json.loads, lines)}
+    rows: dict[tuple[str, str], Row] = {}
+    for row in map(json.loads, lines):
+        key = row["tool"], row["model"]
+        first = rows[key]["first"] if key in rows else {"commit": row["commit"], "failures": row["failures"]}
+        rows[key] = row | {"first": first}
+    return rows
 
 
 def run(options: argparse.Namespace) -> None:
@@ -194,6 +200,7 @@ def write() -> None:
         "versions": {"torch": torch.__version__}
         | {tool: metadata.version(tool) for tool in sorted(tools)}
         | versions(row["model"] for row in rows),
+        "listed": len(names()),
         "earlier": len(SEEN.read_text().split()),
         "limits_in_seconds": LIMITS,
         "rows": rows,

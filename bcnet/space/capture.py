@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
@@ -63,13 +63,14 @@ def capture(
 ) -> Capture:
     """Export ``model``, in evaluation mode by default, on ``example`` (see :func:`arguments`)."""
     given = checked(model, example)
-    result = _run(duplicate(model).train(training), given)
+    ran = duplicate(model).train(training)
+    result = _run(ran, given)
     foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
     adapt = output if output is not None else logits if foreign else None
 
     def fresh() -> nn.Module:
         """A copy that has not run yet, so that it holds nothing of an earlier batch."""
-        network = duplicate(model).train(training)
+        network = _with_constants(duplicate(model).train(training), ran)
         if adapt is not None:
             plain = network.forward
             network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))
@@ -262,6 +263,26 @@ def duplicate(model: nn.Module) -> nn.Module:
     kept = [value for module in model.modules() for value in vars(module).values()]
     memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
     return copy.deepcopy(model, memo)
+
+
+def _with_constants(network: nn.Module, ran: nn.Module) -> nn.Module:
+    """The network with whole numbers that it keeps as buffers (a stride, a padding) made where they are read, so that
+    torch.export knows their values; those that change when it runs, as they did in its copy ``ran``, stay buffers."""
+    for module, twin in zip(network.modules(), ran.modules(), strict=True):
+        numbers = {
+            name: b for name, b in module._buffers.items() if _is_number(b) and torch.equal(b, getattr(twin, name))
+        }
+        numbers.pop("num_batches_tracked", None)
+        read = {name: property(lambda _, b=b: torch.tensor(int(b), dtype=b.dtype)) for name, b in numbers.items()}
+        if read:
+            module.__class__ = type(type(module).__name__, (type(module),), read)
+        for name in read:
+            del module._buffers[name]
+    return network
+
+
+def _is_number(buffer: Tensor | None) -> TypeGuard[Tensor]:
+    return buffer is not None and not buffer.dim() and buffer.dtype in (torch.int32, torch.int64)
 
 
 @torch.no_grad()

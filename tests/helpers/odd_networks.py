@@ -193,6 +193,21 @@ class BiasedAttention(Tiny):
         return self.out(mixed.transpose(2, 3).reshape(x.shape))
 
 
+class NumbersInBuffers(Tiny):
+    """Whole numbers kept as buffers, of which the forward makes sizes, and one that it counts its calls with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("padding", torch.tensor(1), persistent=False)
+        self.register_buffer("calls", torch.tensor(0))
+        self.inner = nn.Conv2d(12, 12, 3)
+
+    def body(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        around = max(self.padding, self.padding * 2 - 1)
+        return self.inner(F.pad(x, [int(around)] * 4)) if x.shape[-1] > around else x
+
+
 class ShuffleLayer(Tiny):
     def __init__(self) -> None:
         super().__init__(18)
@@ -278,7 +293,7 @@ ODD = {
     c.__name__: c
     for c in (
         Constants, WeightNorm, SpectralNorm, Squeezed, DeadEnds, Slices, FixedGroups, Picked, LocalResponse,
-        DynamicConv, Memory, Einsum, Recurrent, RecurrentCells, BiasedAttention, ShuffleLayer, Frozen, NoGradient,
-        NamedCode, TwoInputs, Dictionary, Answering,
+        DynamicConv, Memory, Einsum, Recurrent, RecurrentCells, BiasedAttention, NumbersInBuffers, ShuffleLayer, Frozen,
+        NoGradient, NamedCode, TwoInputs, Dictionary, Answering,
     )
 }  # fmt: skip

@@ -59,6 +59,7 @@ EXPECTED = {
     "Recurrent": ([("stem.0", 12, 1), ("inner.0", 10, 1), ("gru", 6, 1), ("lstm", 9, 1)], []),
     "RecurrentCells": ([("stem.0", 12, 1), ("long", 10, 1), ("short", 6, 1)], []),
     "BiasedAttention": ([("stem.0", 12, 1), ("qkv", 4, 1), ("out", 12, 1)], []),
+    "NumbersInBuffers": ([("stem.0", 12, 1), ("inner", 12, 1)], []),
     "ShuffleLayer": ([("stem.0", 6, 3), ("grouped.0", 18, 3)], []),
     "Frozen": ([("stem.0", 12, 1)], []),
     "NoGradient": ([("stem.0", 12, 1)], []),
