@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -191,7 +192,7 @@ def _quietly() -> Iterator[None]:
     for noise in noisy:
         noise.setLevel(logging.ERROR)
     torch.backends.mha.set_fastpath_enabled(False)
-    traceless = getattr(fx.config, "do_not_emit_stack_traces", None)
+    traceless = getattr(fx.config, "do_not_emit_stack_traces", False)
     fx.config.do_not_emit_stack_traces = True
     try:
         silent = io.StringIO()
@@ -273,12 +274,16 @@ def _with_constants(network: nn.Module, ran: nn.Module) -> nn.Module:
             name: b for name, b in module._buffers.items() if _is_number(b) and torch.equal(b, getattr(twin, name))
         }
         numbers.pop("num_batches_tracked", None)
-        read = {name: property(lambda _, b=b: torch.tensor(int(b), dtype=b.dtype)) for name, b in numbers.items()}
+        read = {name: property(partial(_made_anew, number=b)) for name, b in numbers.items()}
         if read:
             module.__class__ = type(type(module).__name__, (type(module),), read)
         for name in read:
             del module._buffers[name]
     return network
+
+
+def _made_anew(module: nn.Module, number: Tensor) -> Tensor:
+    return torch.tensor(int(number), dtype=number.dtype)
 
 
 def _is_number(buffer: Tensor | None) -> TypeGuard[Tensor]:
