@@ -316,6 +316,11 @@ def _cause(error: BaseException) -> str:
         )
     if "numpy" in text:
         return f"its forward leaves torch for numpy{where}; use torch's own functions there, or {_WRAPPER}"
+    if "fake tensor in the exported program" in text:
+        return (
+            "its forward reads or writes weights through .data, which has no graph; compute with the weights "
+            f"themselves and keep the result in a local variable, or {_WRAPPER}"
+        )
     return f"{_first_line(error)}{where}; {_WRAPPER}"
 
 

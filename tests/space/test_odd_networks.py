@@ -217,6 +217,21 @@ def test_what_cannot_be_exported_is_named() -> None:
     )
 
 
+class Merges(Tiny):
+    """Makes the weights of one layer of another's, behind autograd's back."""
+
+    def body(self, x: Tensor) -> Tensor:
+        self.stem[0].weight.data = self.stem[0].weight.data * 2
+        return x * self.stem[0].weight.data.sum()
+
+
+def test_weights_through_data_are_named() -> None:
+    with pytest.raises(
+        BcnetError, match=r"Merges: its forward reads or writes weights through \.data, which has no graph"
+    ):
+        trace(Merges().double(), X)
+
+
 def test_the_share_of_flops_that_can_be_reduced() -> None:
     space = trace(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)).double(), X)
     assert space.reducible_flops == 1.0
