@@ -1,7 +1,7 @@
 """The log-width model on trial, in two spaces that it was not made with (docs/results/log-width-trial.md has the plan).
 
     python benchmarks/log_width_trial.py images --data CIFAR10 --out IMAGES
-    bcnet bench build benchmarks/trial_networks.py:chain --data cifar10:IMAGES/train --groups 8 --runs 2 --epochs 4 \
+    bcnet bench build benchmarks/trial_networks.py:chain --data cifar10:IMAGES/train --groups 8 --runs 2 --epochs 2 \
         --batch 64 --networks 100 --within flops=20% --out TRIAL/chain
     python benchmarks/log_width_trial.py judge --images IMAGES --trial TRIAL --out docs/results/log-width-trial.jsonl
 
@@ -39,12 +39,12 @@ SPACES = ("chain", "concatenated")
 GROUPS, BUDGET, BATCH = 8, "flops=20%", 64
 TRAINED, SCORED, TESTED = 3840, 1000, 2000
 EVALUATIONS, SUPERNETS = 120, (0, 1, 2)
-SUPERNET = Optimisation(epochs=8, lr=0.1, warmup=1, weight_decay=5e-4, head=HEAD)
-ALONE = Optimisation(**{**TABLE_RECIPE.__dict__, "epochs": 4})
+SUPERNET = Optimisation(epochs=6, lr=0.1, warmup=1, weight_decay=5e-4, head=HEAD)
+ALONE = Optimisation(**{**TABLE_RECIPE.__dict__, "epochs": 2})
 
 
 def write_images(source: Path, out: Path) -> None:
-    """``train`` has what networks and supernets learn from and are tested on, ``score`` what supernets are scored on."""
+    """``train``: what networks and supernets learn from, and the tests; ``score``: what supernets are scored on."""
     whole = read_cifar10(source)
     order = np.random.default_rng(0).permutation(len(whole.train.labels))
     first, other = order[:TRAINED], order[TRAINED : TRAINED + SCORED]

@@ -1,5 +1,5 @@
-"""Two small networks for the trial of the log-width model, of kinds that it was not made with: a chain without shortcuts,
-and modules that concatenate their outputs. Both see 32 x 32 images at a quarter of their size."""
+"""Two small networks for the trial of the log-width model, of kinds that it was not made with: a chain without
+shortcuts, and modules that concatenate their outputs. Both see 32 x 32 images at a quarter of their size."""
 
 from __future__ import annotations
 
