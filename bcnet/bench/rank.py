@@ -297,7 +297,7 @@ def _memory(device: str) -> int:
 
 def _paths(config: RankConfig, space: NetworkSpace) -> int:
     method = config.resolved()
-    return len(method.sampling.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
+    return len(method.sampling.paths(0, 0, space, get_principle(method.principle)))
 
 
 def _read_report(path: Path) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
 from bcnet.training.retraining import Distillation, RandomBaseline
 from bcnet.utils.files import read_regular
-from bcnet.utils.settings import BelowOne, Count, Positive, checked, sentence
+from bcnet.utils.settings import BelowOne, Count, Natural, Positive, checked, sentence
 from bcnet.utils.yaml_text import LARGEST, brief, parse_yaml
 
 FORMAT_VERSION = 1
 Compared = Literal[
-    "full", "uniform", "balanced", "random",
+    "full", "uniform", "uniform-8", "balanced", "random",
     "l1-global", "l2-global", "bn-scale-global", "taylor-global", "fpgm-global", "lamp-global", "random-global",
 ]  # fmt: skip
 PYTHON = "python"
@@ -41,9 +41,10 @@ FOLDER = Path(__file__).parent / "recipes"
 @checked
 @dataclass(frozen=True)
 class Prior:
-    """The prior population: from the ``best`` widths trained, after the first ``after`` (a share) of the steps."""
+    """The prior population: from the ``best`` widths trained (0: from all), after the first ``after`` (a share) of the
+    steps."""
 
-    best: Count = 100
+    best: Natural = 100
     after: BelowOne = 0.0
 
 
@@ -115,7 +116,7 @@ class Recipe(BaseModel):
     race: RaceConfig | None = RaceConfig()
     retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
-    compare: tuple[Compared, ...] = ("full", "uniform")
+    compare: tuple[Compared, ...] = ("full", "uniform", "uniform-8")
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     channels_last: bool = True

@@ -201,10 +201,11 @@ def _tell_search(run: Run, state: SearchProgress, ranked_by: str) -> None:
 def _prior(run: Run) -> tuple[PathLosses | None, list[str]]:
     """The best losses of training, for the first population; None, with the reason, where they are of no use."""
     r = run.recipe
-    if r.prior is None or r.search.strategy != "evolution":
+    if r.prior is None or r.search.strategy not in ("evolution", "prior"):
         return None, []
     if not any(isinstance(run.costs[b.name], QuadraticCost) for b in run.constraints.budgets):
         return None, ["no budget is one of FLOPs or parameters, so the search began at random, without the prior"]
     kept = {k.removeprefix("log."): t for k, t in run.tensors("train").items() if k.startswith("log.")}
     log = LossLog.from_tensors(kept)
-    return PathLosses(*log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))), []
+    kept_widths = r.prior.best or len(log)
+    return PathLosses(*log.best(kept_widths, after=int(r.prior.after * run.read("train")["steps"]))), []
