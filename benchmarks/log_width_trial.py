@@ -2,7 +2,7 @@
 
     python benchmarks/log_width_trial.py images --data CIFAR10 --out IMAGES
     bcnet bench build benchmarks/trial_networks.py:chain --data cifar10:IMAGES/train --groups 8 --runs 2 --epochs 2 \
-        --batch 64 --networks 100 --within flops=20% --out TRIAL/chain
+        --batch 64 --networks 25 --within flops=20% --out TRIAL/chain
     python benchmarks/log_width_trial.py judge --images IMAGES --trial TRIAL --out docs/results/log-width-trial.jsonl
 
 ``images`` cuts small sets out of CIFAR-10. ``judge`` trains supernets, lets them score the networks of ``bench build``
@@ -38,8 +38,8 @@ from bcnet.utils.provenance import provenance
 SPACES = ("chain", "concatenated")
 GROUPS, BUDGET, BATCH = 8, "flops=20%", 64
 TRAINED, SCORED, TESTED = 3840, 1000, 2000
-EVALUATIONS, SUPERNETS = 120, (0, 1, 2)
-SUPERNET = Optimisation(epochs=6, lr=0.1, warmup=1, weight_decay=5e-4, head=HEAD)
+EVALUATIONS, SUPERNETS = 60, (0, 1, 2)
+SUPERNET = Optimisation(epochs=4, lr=0.1, warmup=1, weight_decay=5e-4, head=HEAD)
 ALONE = Optimisation(**{**TABLE_RECIPE.__dict__, "epochs": 2})
 
 
@@ -101,13 +101,13 @@ def named(space: NetworkSpace, rows: list[dict[str, Any]]) -> dict[str, tuple[li
     """What is trained beside the networks of ``bench build``: widths, and how many seeds each gets."""
     constraints = Constraints(space, space.costs, [BUDGET])
     found = {
-        "uniform": (constraints.uniform().tolist(), 6),
-        "balanced": (LogWidthModel.balanced(space).best(constraints).tolist(), 6),
+        "uniform": (constraints.uniform().tolist(), 4),
+        "balanced": (LogWidthModel.balanced(space).best(constraints).tolist(), 4),
     }
     for row in rows:
         for by, choices in row["choices"].items():
             for how, widths in choices.items():
-                found[f"{how}, {by}, supernet {row['seed']}"] = (list(map(int, widths)), 2)
+                found[f"{how}, {by}, supernet {row['seed']}"] = (list(map(int, widths)), 1)
     return found
 
 

@@ -37,7 +37,7 @@ TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4
 
 LIVES = 5
 """How often dying workers are replaced before the build gives up."""
-NEAR, DRAWS = 0.98, 200
+NEAR, DRAWS = 0.98, 50
 """The least share of its budget that a drawn network uses, and how many times ten thousand are drawn for that."""
 
 
@@ -147,7 +147,7 @@ def _rows(config: BuildConfig, space: Any) -> Widths:
         if len(found) >= config.networks:
             return found[: config.networks]
     raise BcnetError(
-        f"only {len(found)} networks at {NEAR:.0%} to 100% of {budget.text} were met in {10_000 * DRAWS:,} draws: "
+        f"only {len(found)} of the networks met use {NEAR:.0%} to 100% of {budget.text} in {10_000 * DRAWS:,} draws: "
         "ask for fewer networks, or for another budget"
     )
 

@@ -63,9 +63,9 @@ def search(
     ``score`` is a function ``widths (L,) -> float``, higher is better, or an object with a method
     ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
     space where left out. ``initial`` starts evolution from given widths (n, L), or from the prior of a
-    training's losses, rather than at random; strategy ``prior`` scores nothing but samples of that prior. A space that is no larger than the evaluations allow is
-    scored as a whole instead. With a ``store`` on disk a search that was killed goes
-    on where it stopped.
+    training's losses, rather than at random; strategy ``prior`` scores nothing but samples of that prior. A space
+    that is no larger than the evaluations allow is scored as a whole instead. With a ``store`` on disk a search that
+    was killed goes on where it stopped.
     """
     config = config or SearchConfig()
     if config.strategy in ("evolution", "random") and config.feasible_only and space.size <= config.room:

@@ -10,7 +10,7 @@ import pytest
 from search_cases import Concave, chain, every
 
 from bcnet.errors import BcnetError
-from bcnet.search import STRATEGIES, SearchConfig, SearchProgress, Trial, best_so_far, front_of, search
+from bcnet.search import STRATEGIES, PathLosses, SearchConfig, SearchProgress, Trial, best_so_far, front_of, search
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable
 
@@ -28,7 +28,9 @@ def best_feasible(percent: float) -> float:
 def test_every_strategy_stays_within_budgets_and_evaluations(strategy: str) -> None:
     scorer = Concave(SPACE)
     config = dataclasses.replace(SMALL, strategy=strategy)
-    result = search(SPACE, scorer, ["flops=40%", "memory=80%"], COSTS, config)
+    losses = PathLosses(SPACE.sample(np.random.default_rng(0), 300), np.random.default_rng(1).random(300))
+    initial = losses if strategy == "prior" else None
+    result = search(SPACE, scorer, ["flops=40%", "memory=80%"], COSTS, config, initial=initial)
     assert result.best is not None
     assert result.best.feasible
     for name, percent in (("flops", 40), ("memory", 80)):
