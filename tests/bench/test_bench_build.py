@@ -88,7 +88,9 @@ def test_networks_are_drawn_within_a_budget(config: BuildConfig, tmp_path: Path)
     found = build_sample(drawn, tmp_path / "drawn")
     assert found["widths"] == [[4, 4]]
     assert 0 <= found["last"][0][0] <= found["best"][0][0] <= 100
-    assert build_sample(drawn, tmp_path / "drawn") == found == json.loads((tmp_path / "drawn/networks.json").read_text())
+    assert (
+        build_sample(drawn, tmp_path / "drawn") == found == json.loads((tmp_path / "drawn/networks.json").read_text())
+    )
     with pytest.raises(BcnetError, match="only 1 of the networks met use 98% to 100% of flops=100%"):
         build_sample(replace(drawn, networks=2), tmp_path / "more")
     with pytest.raises(BcnetError, match="give both"):

@@ -62,10 +62,7 @@ def rank(
     from bcnet.run.session import choose_device
     from bcnet.utils.progress import shown
 
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
+    numbers = seed_numbers(seeds)
     where = str(choose_device(device))
     first = experiment.RankConfig(
         space, method, epochs, lr=lr, warmup=warmup, weight_decay=weight_decay, head=head, bf16=where != "cpu",
@@ -91,3 +88,11 @@ def rank(
     heads = ["method", "seed", "read by", "Pearson", "Spearman", "Kendall"]
     table(f"Space {space}, {epochs} epochs, by accuracy", heads, rows)
     typer.echo(f"details: {out}")
+
+
+def seed_numbers(text: str) -> list[int]:
+    """``0,1,2`` as numbers."""
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {text!r}") from None

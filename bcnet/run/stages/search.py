@@ -11,6 +11,7 @@ import numpy as np
 
 from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
+from bcnet.run.recipe import Prior
 from bcnet.run.session import Run
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
@@ -205,7 +206,11 @@ def _prior(run: Run) -> tuple[PathLosses | None, list[str]]:
         return None, []
     if not any(isinstance(run.costs[b.name], QuadraticCost) for b in run.constraints.budgets):
         return None, ["no budget is one of FLOPs or parameters, so the search began at random, without the prior"]
+    return path_losses(run, r.prior), []
+
+
+def path_losses(run: Run, prior: Prior) -> PathLosses:
+    """The losses of the widths trained that ``prior`` asks for, least first."""
     kept = {k.removeprefix("log."): t for k, t in run.tensors("train").items() if k.startswith("log.")}
     log = LossLog.from_tensors(kept)
-    kept_widths = r.prior.best or len(log)
-    return PathLosses(*log.best(kept_widths, after=int(r.prior.after * run.read("train")["steps"]))), []
+    return PathLosses(*log.best(prior.best or len(log), after=int(prior.after * run.read("train")["steps"])))
