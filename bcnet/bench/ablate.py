@@ -228,8 +228,8 @@ def figure(found: Sequence[Mapping[str, Any]]) -> str:
         )
         lines.append(f'<text x="672" y="{y + 4:.0f}">{row["mean"]:.2f}</text>')
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 730 {y + 30:.0f}" font-family="sans-serif" font-size="12">'
-        f'<rect width="730" height="{y + 30:.0f}" fill="white"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 730 {y + 30:.0f}" '
+        f'font-family="sans-serif" font-size="12"><rect width="730" height="{y + 30:.0f}" fill="white"/>'
         f'<text x="240" y="22">accuracy, {low:.2f} to {high:.2f} %</text>'
         f'<g fill="#1f2933">{"".join(lines)}</g></svg>\n'
     )

@@ -1,4 +1,4 @@
-"""``bcnet bench ablate`` on a tiny recipe: every variant is a valid recipe, supernets are shared, and work is resumed."""
+"""``bcnet bench ablate`` on a tiny recipe: every variant is a recipe, supernets are shared, and work is resumed."""
 
 from __future__ import annotations
 
