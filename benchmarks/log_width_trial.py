@@ -113,20 +113,21 @@ def named(space: NetworkSpace, rows: list[dict[str, Any]]) -> dict[str, tuple[li
 
 def run(images: Path, trial: Path, out: Path) -> None:
     torch.set_num_threads(1)
-    for name in SPACES:
-        model = f"benchmarks/trial_networks.py:{name}"
-        space = load_model(model).space(groups=GROUPS)
-        for seed in SUPERNETS:
+    models = {name: f"benchmarks/trial_networks.py:{name}" for name in SPACES}
+    spaces = {name: load_model(model).space(groups=GROUPS) for name, model in models.items()}
+    for seed in SUPERNETS:
+        for name, space in spaces.items():
             if not any(r["what"] == "supernet" and (r["space"], r["seed"]) == (name, seed) for r in known(out)):
                 found = judge(space, images, trial / name, seed)
                 add(out, {"what": "supernet", "space": name, "seed": seed, **found, **provenance()})
+    for name, space in spaces.items():
         rows = [r for r in known(out) if r["what"] == "supernet" and r["space"] == name]
         for network, (widths, seeds) in named(space, rows).items():
             for seed in range(100, 100 + seeds):
                 key = {"what": "network", "space": name, "network": network, "seed": seed}
                 if not any(key.items() <= r.items() for r in known(out)):
                     facts = {"widths": widths, "flops": int(space.costs["flops"](np.array(widths))[0])}
-                    accuracy = alone(space, images, model, widths, seed)
+                    accuracy = alone(space, images, models[name], widths, seed)
                     add(out, {**key, **facts, "accuracy": accuracy, **provenance()})
 
 
