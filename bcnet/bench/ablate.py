@@ -42,7 +42,7 @@ class Variant:
     name: str
     supernet: Changes = field(default_factory=dict)
     search: Changes = field(default_factory=dict)
-    prior: Prior | None = field(default_factory=lambda: Prior(best=0))
+    prior: Prior | None = field(default_factory=lambda: Prior(best=None))
 
 
 NO_COMPLEMENT = {"draws": 2, "complement": False}
@@ -55,7 +55,7 @@ SUPERNETS: dict[str, Changes] = {
 SEARCHES: dict[str, tuple[Changes, Prior | None]] = {
     "greedy": ({"strategy": "greedy"}, None),
     "evolution": ({}, None),
-    "evolution, prior": ({}, Prior(best=0)),
+    "evolution, prior": ({}, Prior(best=None)),
 }
 
 
@@ -143,13 +143,13 @@ class Ablation:
 
     def _changed(self, variant: Variant, seed: int) -> Recipe:
         """The recipe of a variant."""
-        groups = {"sampling": {}} if "sampling" in variant.supernet else {}
-        if groups:
-            usual = METHODS[variant.supernet.get("method", self.recipe.method)].sampling
-            groups["sampling"] = {**asdict(usual), **variant.supernet["sampling"]}
+        whole: dict[str, Any] = dict(variant.supernet)
+        if "sampling" in whole:
+            usual = METHODS[whole.get("method", self.recipe.method)].sampling
+            whole["sampling"] = {**asdict(usual), **whole["sampling"]}
         settings = {**self.recipe.to_dict()["search"], "choose": "score", **variant.search}
         prior = None if variant.prior is None else asdict(variant.prior)
-        return self.recipe.changed(**{**variant.supernet, **groups, "search": settings, "prior": prior, "seed": seed})
+        return self.recipe.changed(**whole, search=settings, prior=prior, seed=seed)
 
     def _one(self, variant: Variant, seed: int) -> dict[str, Any]:
         """Search in the supernet of a variant, and learn how good what was found is."""

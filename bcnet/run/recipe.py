@@ -23,7 +23,7 @@ from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
 from bcnet.training.retraining import Distillation, RandomBaseline
 from bcnet.utils.files import read_regular
-from bcnet.utils.settings import BelowOne, Count, Natural, Positive, checked, sentence
+from bcnet.utils.settings import BelowOne, Count, Positive, checked, sentence
 from bcnet.utils.yaml_text import LARGEST, brief, parse_yaml
 
 FORMAT_VERSION = 1
@@ -41,10 +41,10 @@ FOLDER = Path(__file__).parent / "recipes"
 @checked
 @dataclass(frozen=True)
 class Prior:
-    """The prior population: from the ``best`` widths trained (0: from all), after the first ``after`` (a share) of the
-    steps."""
+    """The prior population: from the ``best`` widths trained (null: from all of them), after the first ``after`` (a
+    share) of the steps."""
 
-    best: Natural = 100
+    best: Count | None = 100
     after: BelowOne = 0.0
 
 
