@@ -25,7 +25,7 @@ from torch import nn
 
 from bcnet import __version__
 from bcnet.data.load import load_data
-from bcnet.data.source import Data, Source
+from bcnet.data.source import Batch, Data, Source
 from bcnet.errors import BcnetError
 from bcnet.latency.table import LatencyTable, measure_table
 from bcnet.models.load import LoadedModel, load_model
@@ -42,6 +42,7 @@ from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import distributed
 from bcnet.training.recalibration import recalibrate
+from bcnet.training.reconstruction import Reconstruction, inherited
 from bcnet.training.task import Task
 from bcnet.utils.progress import Listener
 from bcnet.utils.provenance import commit, package_version
@@ -67,7 +68,8 @@ class Run(RunFolder):
 
     @cached_property
     def recipe(self) -> Recipe:
-        return super().recipe
+        """The recipe in the folder, as it runs on this device."""
+        return super().recipe.on(self.device)
 
     @cached_property
     def source(self) -> LoadedModel:
@@ -179,17 +181,22 @@ class Run(RunFolder):
 
     @kept_random_state()
     def inherited(self, widths: Any) -> nn.Module:
-        """A network at ``widths`` with the most important channels of the given one, batch norm recalibrated where
-        something was cut."""
-        space = self._seeded()
-        built = space.build(np.asarray(widths), weights_of=self.given_network(), keep=self.channel_scores)
-        network = built.to(self.device)
-        if np.array_equal(widths, self.full):
-            return network
-        batches = self.data.train.batches(0, 0, self.device)
-        some = min(self.recipe.healing.calibration, len(self.data.train))
-        recalibrate(network, [next(batches) for _ in range(some)], bf16=self.recipe.retrain.bf16)
+        """A network at ``widths`` with the most important channels of the given one; where something was cut, the rest
+        makes up for it and batch norm is recalibrated."""
+        space, given = self._seeded(), self.given_network()
+        network = inherited(space, given, widths, self.channel_scores, self._reconstruction).to(self.device)
+        if not np.array_equal(widths, self.full):
+            recalibrate(network, self.calibration(), bf16=self.recipe.retrain.bf16)
         return network
+
+    @cached_property
+    def _reconstruction(self) -> Reconstruction | None:
+        return Reconstruction(self.space, self.given_network(), self.calibration()) if self.recipe.reconstruct else None
+
+    def calibration(self) -> list[Batch]:
+        """The training batches that statistics are taken from."""
+        batches = self.data.train.batches(0, 0, self.device)
+        return [next(batches) for _ in range(min(self.recipe.healing.calibration, len(self.data.train)))]
 
     @property
     def chosen(self) -> str:

@@ -56,7 +56,7 @@ def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Bud
     if not unit and number < 1:
         raise BcnetError(f"budget {text!r} is below 1: did you mean {name}={100 * number:g}%?")
     if unit == "%":
-        return Budget(name, number / 100 * float(costs[name](space.max)[0]), text)
+        return Budget(name, number * float(costs[name](space.max)[0]) / 100, text)
     if unit not in units:
         known = ", ".join(u for u in units if u)
         raise BcnetError(

@@ -26,6 +26,7 @@ from bcnet.training import distributed
 from bcnet.training.loop import step_seed
 from bcnet.training.optim import Optimisation, make_optimizer, set_rate
 from bcnet.training.recalibration import recalibrate
+from bcnet.training.reconstruction import Reconstruction, inherited
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, Natural, checked
@@ -65,8 +66,9 @@ class _Kept:
 class CutScorer:
     """Scores widths by the network they leave of ``network``: ``score(widths)``, higher is better.
 
-    ``keep`` says which channels stay (a criterion, or scores of one's own); ``train`` are the batches for fine-tuning
-    and for batch norm's statistics, ``val`` those to measure on. Scores are fixed by all of these and the seed, on a
+    ``keep`` says which channels stay (a criterion, or scores of one's own), and with ``reconstruct`` layers make up for
+    the others (:class:`Reconstruction`); ``train`` are the batches for fine-tuning and for batch norm's statistics,
+    ``val`` those to measure on. Scores are fixed by all of these and the seed, on a
     CPU bit for bit; the network and torch's random state are left alone. Several processes share the
     widths among them and must be given the same batches.
     """
@@ -82,6 +84,7 @@ class CutScorer:
         *,
         teacher: nn.Module | None = None,
         healing: Healing | None = None,
+        reconstruct: bool = False,
     ):
         self.space, self.task, self.healing = space, task or Task.classification(), healing or Healing()
         self.device = next(network.parameters()).device
@@ -94,6 +97,7 @@ class CutScorer:
         self.evaluations = 0
         self._known: dict[bytes, Floats] = {}
         self._check(network, teacher)
+        self._reconstruction = Reconstruction(space, network, self._calibration) if reconstruct else None
 
     def score(self, widths: ArrayLike) -> float:
         """What one width vector (L,) is ranked by: its negative loss on ``val``, or its score."""
@@ -120,14 +124,17 @@ class CutScorer:
     def network(self, widths: ArrayLike) -> nn.Module:
         """The network at ``widths`` (L,) as it is scored: cut, fine-tuned for some steps, batch norm recalibrated."""
         with _fixed_random_state(self.device, self.healing.seed):
-            network = self.space.build(widths, weights_of=self.source, keep=self.keep).to(self.device)
+            network = inherited(self.space, self.source, widths, self.keep, self._reconstruction).to(self.device)
         if self.device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.healing.steps:
             self._heal(network)
-        batches = self._train.batches[: self.healing.calibration]
-        recalibrate(network, batches, bf16=self.healing.optimisation.bf16)
+        recalibrate(network, self._calibration, bf16=self.healing.optimisation.bf16)
         return network.eval()
+
+    @property
+    def _calibration(self) -> list[Batch]:
+        return self._train.batches[: self.healing.calibration]
 
     def _heal(self, network: nn.Module) -> None:
         recipe, steps = self.healing.optimisation, self.healing.steps

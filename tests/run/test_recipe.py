@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,3 +233,19 @@ def test_groups_of_settings_are_the_programs_own_classes() -> None:
     recipe = Recipe.parse({**SCRATCH, "search": {"strategy": "greedy"}, "random": {"networks": 3}})
     assert recipe.search == SearchConfig(strategy="greedy", choose="log-width")
     assert recipe.random == RandomBaseline(networks=3)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "capability", "expected"),
+    [(None, (9, 0), True), (None, (7, 5), False), (False, (9, 0), False), (True, (7, 5), True)],
+)
+def test_bf16_is_the_default_of_gpus_that_have_it(
+    bf16: bool | None, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    recipe = Recipe(model="zoo:digits_cnn", data="digits", bf16=bf16)
+    on_gpu = recipe.on(torch.device("cuda"))
+    assert {on_gpu.given.bf16, on_gpu.supernet.bf16, on_gpu.retrain.bf16} == {expected}
+    assert on_gpu.on(torch.device("cuda")) == on_gpu
+    if bf16 is None:
+        assert recipe.on(torch.device("cpu")) is recipe
