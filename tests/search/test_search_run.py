@@ -24,13 +24,17 @@ def best_feasible(percent: float) -> float:
     return float(Concave(SPACE).score_many(widths[feasible]).max())
 
 
+def start_of(strategy: str) -> PathLosses | None:
+    """What a strategy must be given to start."""
+    losses = PathLosses(SPACE.sample(np.random.default_rng(0), 300), np.random.default_rng(1).random(300))
+    return losses if strategy == "prior" else None
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_stays_within_budgets_and_evaluations(strategy: str) -> None:
     scorer = Concave(SPACE)
     config = dataclasses.replace(SMALL, strategy=strategy)
-    losses = PathLosses(SPACE.sample(np.random.default_rng(0), 300), np.random.default_rng(1).random(300))
-    initial = losses if strategy == "prior" else None
-    result = search(SPACE, scorer, ["flops=40%", "memory=80%"], COSTS, config, initial=initial)
+    result = search(SPACE, scorer, ["flops=40%", "memory=80%"], COSTS, config, initial=start_of(strategy))
     assert result.best is not None
     assert result.best.feasible
     for name, percent in (("flops", 40), ("memory", 80)):
@@ -199,7 +203,7 @@ def test_budget_of_the_smallest_network_finds_it() -> None:
     least = int(COSTS["flops"](SPACE.min)[0])
     for strategy in STRATEGIES:
         config = dataclasses.replace(SMALL, strategy=strategy)
-        best = search(SPACE, Concave(SPACE), [f"flops={least}"], COSTS, config).best
+        best = search(SPACE, Concave(SPACE), [f"flops={least}"], COSTS, config, initial=start_of(strategy)).best
         assert best is not None
         assert best.widths == tuple(SPACE.min)
 
