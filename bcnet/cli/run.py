@@ -71,7 +71,7 @@ def run(
         "start": start,
         "seed": seed,
     }
-    chosen = _changed(_base(model, data, recipe), changes, settings or [])
+    chosen = changed(_base(model, data, recipe), changes, settings or [])
     distributed.start(cpu=device == "cpu")
     begun = Run(distributed.decide(lambda: out if out is not None else _new_folder(chosen)), device)
     with begun.lock():  # without a gap in which another process could take the folder
@@ -111,7 +111,7 @@ def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def _changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
+def changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
     """``base`` with what the command line says; files and folders by their full path, so that it works anywhere."""
     content = base.to_dict()
     given = {key: value for key, value in options.items() if value is not None}

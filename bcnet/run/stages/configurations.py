@@ -26,7 +26,9 @@ def configuration(run: Run, name: str) -> list[int]:
         return LogWidthModel.balanced(run.space).best(run.constraints).tolist()
     if name == "random":
         rng = np.random.default_rng([run.recipe.seed, 20])
-        return run.constraints.fill(run.constraints.sample(rng, 1)[0], rng)[0].tolist()
+        return run.constraints.sample_full(rng, 1)[0].tolist()
+    if name == "uniform-8":
+        return run.constraints.uniform(8).tolist()
     method = find_method(name)
     return allot(run.constraints, run.scores_by(method.criterion), method.scope, kinds(run.space)).tolist()
 
