@@ -97,7 +97,7 @@ def _print_summary(run: Run, until: str) -> None:
         _print_targets(run)
         return
     if not run.done("compare"):
-        out.print(f"{until} is done: {run.folder}", soft_wrap=True)
+        out.print(f"{until} is done: {run.folder}{_next_step(run, until)}", soft_wrap=True)
         return
     compared, data = run.read("compare"), report_data(run)
     predicted = all("predicted_ms" in row for row in compared["networks"])
@@ -129,6 +129,17 @@ def _print_summary(run: Run, until: str) -> None:
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     report = _report_path(run) if run.done("report") else None
     out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
+
+
+def _next_step(run: Run, until: str) -> str:
+    """What to type next."""
+    from bcnet.run.pipeline import stages_of
+
+    names = stages_of(run.recipe)
+    following = names[names.index(until) + 1 :]
+    if not following:
+        return ""
+    return f" (next: `bcnet {following[0]} {run.folder}`, or all: `bcnet run --resume {run.folder}`)"
 
 
 def _began(run: Run) -> str:

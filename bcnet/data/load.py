@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -59,6 +60,23 @@ def _sized(shape: tuple[int, int, int]) -> str:
     return f"images of {shape[1]} x {shape[2]} pixels as they are"
 
 
+def _check_size(path: Path, side: int) -> None:
+    """Say it where images are much smaller than what they are resized to."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+    except Exception:  # what is broken is said where it is read
+        return
+    if 1.5 * max(width, height) < side:
+        warnings.warn(
+            f"images are enlarged to {side} x {side} pixels, as loading.image_size says, but {path.name} has "
+            f"{width} x {height}: a size of {max(width, height)} would cost less",
+            stacklevel=2,
+        )
+
+
 def _folder(kind: str, path: str) -> Path:
     if not path:
         raise BcnetError(f"{kind} needs the folder it lies in: write {NAMES[kind]}")
@@ -114,6 +132,7 @@ class _Request:
         if not (root / "train").is_dir():
             raise BcnetError(f"{root} has no folder 'train': images are looked for in train/CLASS/ and val/CLASS/")
         folder = read_folder(root / "train")
+        _check_size(folder.files[0], self.options.image_size)
         images = FolderData(folder, self.options, self.seed, self.device)
         others = [
             FolderData(read_folder(root / part, folder.classes), self.options, self.seed, self.device)

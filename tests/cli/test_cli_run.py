@@ -100,7 +100,7 @@ def test_json_for_machines(finished: Any) -> None:
 def test_stages_alone(recipe_file: Path, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     first = run("run", "--recipe", str(recipe_file), "--out", folder, "--until", "trace")
-    assert first.stdout.strip() == f"trace is done: {folder}"
+    assert first.stdout.startswith(f"trace is done: {folder} (next: `bcnet train {folder}`")
     for stage in ("train", "search"):
         result = run(stage, folder)
         assert result.exit_code == 0, result.stderr
@@ -148,7 +148,7 @@ def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
         result = run("run", "--recipe", str(recipe_file), "--until", "trace")
-        assert result.stdout.strip() == f"trace is done: runs/tiny-{number}"
+        assert result.stdout.startswith(f"trace is done: runs/tiny-{number} (next: ")
 
 
 def test_with_nothing_said_it_is_the_digits_in_clutter(tmp_path: Path) -> None:
