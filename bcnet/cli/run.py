@@ -93,7 +93,7 @@ def run(
         "repeats": repeats,
     }
     backend = [] if latency_backend is None else [f"latency.backend={latency_backend}"]
-    chosen = _changed(with_effort(_base(model, data, recipe), effort), changes, [*backend, *(settings or [])])
+    chosen = changed(with_effort(_base(model, data, recipe), effort), changes, [*backend, *(settings or [])])
     if plan:
         print_plan(chosen, device, as_json)
         return
@@ -136,7 +136,7 @@ def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def _changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
+def changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
     """``base`` with what the command line says; files and folders by their full path, so that it works anywhere."""
     content = base.to_dict()
     given = {key: value for key, value in options.items() if value is not None}

@@ -11,7 +11,7 @@ from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
 
 NAMES = (
-    "full", "uniform", "balanced", "random", "random-global", "l1-global", "l2-global", "bn-scale-global",
+    "full", "uniform", "uniform-8", "balanced", "random", "random-global", "l1-global", "l2-global", "bn-scale-global",
     "taylor-global", "fpgm-global", "lamp-global", "found",
 )  # fmt: skip
 

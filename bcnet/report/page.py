@@ -122,7 +122,7 @@ def _budgets(data: ReportData) -> str:
 
 
 def _beside(data: ReportData) -> str:
-    rivals = [(name, data.networks[name].score) for name in ("full", "uniform") if name in data.networks]
+    rivals = [(name, data.networks[name].score) for name in ("full", "uniform", "uniform-8") if name in data.networks]
     return ", ".join(f"{name} {words.score(data, score)}" for name, score in rivals if not math.isnan(score))
 
 

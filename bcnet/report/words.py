@@ -19,6 +19,7 @@ CRITERIA = {
 }
 RIVALS = {
     "uniform": "scaling all layers alike",
+    "uniform-8": "scaling all layers alike, in multiples of 8,",
     "balanced": "balancing layers without a search",
     "random": "the best of random widths",
     "random-global": "cutting channels at random",

@@ -30,7 +30,7 @@ from bcnet.utils.yaml_text import LARGEST, brief, parse_yaml
 
 FORMAT_VERSION = 1
 Compared = Literal[
-    "full", "uniform", "balanced", "random",
+    "full", "uniform", "uniform-8", "balanced", "random",
     "l1-global", "l2-global", "bn-scale-global", "taylor-global", "fpgm-global", "lamp-global", "random-global",
     "l1-isomorphic", "l2-isomorphic", "bn-scale-isomorphic", "taylor-isomorphic", "fpgm-isomorphic", "lamp-isomorphic",
     "random-isomorphic",
@@ -45,9 +45,10 @@ FOLDER = Path(__file__).parent / "recipes"
 @checked
 @dataclass(frozen=True)
 class Prior:
-    """The prior population: from the ``best`` widths trained, after the first ``after`` (a share) of the steps."""
+    """The prior population: from the ``best`` widths trained (null: from all of them), after the first ``after`` (a
+    share) of the steps."""
 
-    best: Count = 100
+    best: Count | None = 100
     after: BelowOne = 0.0
 
 
@@ -126,7 +127,7 @@ class Recipe(BaseModel):
     race: RaceConfig | None = RaceConfig()
     retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
-    compare: tuple[Compared, ...] = ("full", "uniform")
+    compare: tuple[Compared, ...] = ("full", "uniform", "uniform-8")
     repeats: int = Field(default=1, ge=1, le=20)
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)

@@ -42,7 +42,7 @@ from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import distributed
 from bcnet.training.recalibration import recalibrate
-from bcnet.training.reconstruction import Reconstruction, inherited
+from bcnet.training.reconstruction import inherited
 from bcnet.training.task import Task
 from bcnet.utils.progress import Listener
 from bcnet.utils.provenance import commit, package_version
@@ -193,15 +193,13 @@ class Run(RunFolder):
     def inherited(self, widths: Any) -> nn.Module:
         """A network at ``widths`` with the most important channels of the given one; where something was cut, the rest
         makes up for it and batch norm is recalibrated."""
-        space, given = self._seeded(), self.given_network()
-        network = inherited(space, given, widths, self.channel_scores, self._reconstruction).to(self.device)
-        if not np.array_equal(widths, self.full):
-            recalibrate(network, self.calibration(), bf16=self.recipe.retrain.bf16)
+        space, given, some = self._seeded(), self.given_network(), self.calibration()
+        cut = not np.array_equal(widths, self.full)
+        made_of = some if cut and self.recipe.reconstruct else []
+        network = inherited(space, given, widths, self.channel_scores, made_of).to(self.device)
+        if cut:
+            recalibrate(network, some, bf16=self.recipe.retrain.bf16)
         return network
-
-    @cached_property
-    def _reconstruction(self) -> Reconstruction | None:
-        return Reconstruction(self.space, self.given_network(), self.calibration()) if self.recipe.reconstruct else None
 
     def calibration(self) -> list[Batch]:
         """The training batches that statistics are taken from."""

@@ -113,6 +113,7 @@ def train_random(
     config: Retraining,
     task: Task | None = None,
     *,
+    teacher: nn.Module | None = None,
     folder: Path,
     progress: Callable[[int, Progress], None] | None = None,
 ) -> tuple[int, nn.Module, list[float], History]:
@@ -125,12 +126,12 @@ def train_random(
     scores = []
     for number in range(baseline.networks):
         network = build(number)
-        loop = _Retrainer(network, data.train, config, task, None, folder / f"{number:03d}")
+        loop = _Retrainer(network, data.train, config, task, teacher, folder / f"{number:03d}")
         loop.run(_numbered(progress, number), baseline.epochs)
         scores.append(evaluate(network, data.val, loop.task, bf16=config.optimisation.bf16)["score"])
     best = max(range(len(scores)), key=lambda n: scores[n])
     network = build(best)
-    loop = _Retrainer(network, data.whole or data.train, config, task, None, folder / "best")
+    loop = _Retrainer(network, data.whole or data.train, config, task, teacher, folder / "best")
     if not checkpoint.exists(folder / "best"):
         loop.restore(folder / f"{best:03d}")
         loop.step = baseline.epochs * loop.per_epoch

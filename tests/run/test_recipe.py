@@ -44,7 +44,7 @@ def test_defaults_are_one_sound_recipe() -> None:
     assert (recipe.start, recipe.scorer, recipe.rank_by) == ("trained", "steps", "loss")
     assert recipe.race is not None
     assert recipe.distillation is not None
-    assert recipe.compare == ("full", "uniform")
+    assert recipe.compare == ("full", "uniform", "uniform-8")
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
 
 

@@ -29,7 +29,9 @@ def configuration(run: Run, name: str) -> list[int]:
         return LogWidthModel.balanced(run.space).best(within).tolist()
     if name == "random":
         rng = np.random.default_rng([run.recipe.seed, 20])
-        return within.fill(within.sample(rng, 1)[0], rng)[0].tolist()
+        return within.sample_full(rng, 1)[0].tolist()
+    if name == "uniform-8":
+        return within.uniform(8).tolist()
     method = find_method(name)
     return allot(within, run.scores_by(method.criterion), method.scope, kinds(run.space)).tolist()
 

@@ -25,6 +25,8 @@ ONCE = ("full", "random")
 def retrain_all(run: Run) -> None:
     """Train what was found, and what it is compared with; each is a result of its own."""
     names: list[str] = [name for name in get_args(Compared) if name in run.recipe.compare]
+    if {"uniform", "uniform-8"} <= set(names) and configuration(run, "uniform-8") == configuration(run, "uniform"):
+        names.remove("uniform-8")
     if run.recipe.start == "scratch" and run.recipe.distillation is not None and "full" not in names:
         names.insert(0, "full")
     for name in ["found", *names] if run.recipe.start == "trained" else [*names, "found"]:
@@ -174,9 +176,9 @@ def _retraining(run: Run) -> Retraining:
 def _retrain_random(run: Run) -> None:
     """The paper's ``random``: several networks trained for a short while, the best of them to the end."""
     r, start = run.recipe, time.monotonic()
-    config = replace(_retraining(run), distillation=None)
+    config = _retraining(run)
     rng = np.random.default_rng([r.seed, 20])
-    drawn = run.constraints.sample(rng, r.random.networks)[0].tolist()
+    drawn = run.constraints.sample_full(rng, r.random.networks).tolist()
     told = [training_steps(run.listener, f"random {number + 1} of {len(drawn)}") for number in range(len(drawn))]
     best, network, scores, history = train_random(
         lambda number: run.fresh(drawn[number]),
@@ -184,6 +186,7 @@ def _retrain_random(run: Run) -> None:
         run.data,
         config,
         run.task_given,
+        teacher=None if config.distillation is None else run.network("full"),
         folder=run.path(CHECKPOINTS, "random"),
         progress=lambda number, state: told[number](state),
     )
