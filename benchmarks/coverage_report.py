@@ -73,6 +73,10 @@ better with hints from somebody who knows them.
 
 {failures}
 
+## What failed when first met, and passes now
+
+{mended}
+
 ## Weak networks
 
 {weak}
@@ -129,6 +133,7 @@ def markdown(results: dict[str, Any]) -> str:
         seconds="; ".join(f"{TOOLS[tool]} {seconds(rows[tool])}" for tool in TOOLS),
         limits=", ".join(f"{TOOLS[name]} {limit} s" for name, limit in results["limits_in_seconds"].items()),
         failures=failures(ours),
+        mended=failures([r | {"failures": r["first"]["failures"]} for r in ours if passes(r)]),
         weak=weak(ours),
         graphs=graphs(ours),
         fixed=fixed(ours),
