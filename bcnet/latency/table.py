@@ -81,6 +81,10 @@ class LatencyTable:
         layers = _bilinear(given @ self.row_forms.T, given @ self.column_forms.T, self.rows, self.columns, self.table)
         return np.column_stack([ones, layers.sum(axis=1), given @ self.traffic])
 
+    def corrected(self, factor: float) -> LatencyTable:
+        """The table with all its predictions times ``factor``."""
+        return replace(self, weights=factor * self.weights)
+
     @property
     def error(self) -> float:
         """The mean relative error on networks that the fit has not seen."""
