@@ -48,8 +48,8 @@ zeros, small layer scales) are made random first and batch norm is given statist
 *Weak* is a network of which less than half of the FLOPs can be reduced: 1 − FLOPs(smallest) / FLOPs(largest).
 
 Where channels are normalised or reduced together without weights (layer and group norm, weight standardisation, a mean
-over channels, attention that is scaled by its width) zeroing is not slicing, and {incomparable} networks cannot be compared so; they are counted as passing
-that check, and the supernet's check holds them.
+over channels, attention that is scaled by its width) zeroing is not slicing, and {incomparable} networks cannot be
+compared so; they are counted as passing that check, and the supernet's check holds them.
 
 Torch-Pruning (`BasePruner`, group magnitude, ratio 0.5) and ModelOpt's FastNAS (`convert`, the smallest network,
 `export`; no search) *pass* where the resized network runs forward and backward, has outputs of the same shapes and
