@@ -56,10 +56,12 @@ Torch-Pruning (`BasePruner`, group magnitude, ratio 0.5) and ModelOpt's FastNAS 
 fewer parameters, FastNAS's export answers as its path did, and it is the original with zeros wherever bcnet's row shows
 that the network can be compared so. They get no hints for single networks. Torch-Pruning is told the layers that give
 the output, found by autograd or, if it then fails, by their width, and has passed if either way passes. What it costs
-each tool to be exact about FLOPs, other batches and many widths is not asked of them. {rivals}
+each tool to be exact about FLOPs, other batches and many widths is not asked of them. {rivals} Where these are few they
+are mostly hand-written networks with odd parts, and their shares say nothing about the whole list.
 
-Seconds of processor time on one thread, for the analysis alone (bcnet: `trace`, of which `torch.export` takes
-{export:.0%}): {seconds}. Limits for a network, checks and all: {limits}; a network out of time does not pass.
+Seconds of processor time on one thread of a busy machine, for the analysis alone (bcnet: `trace`, of which
+`torch.export` takes {export:.0%}): {seconds}. Limits for a network, checks and all: {limits}; a network out of time
+does not pass.
 
 ## What this does not show
 
@@ -160,6 +162,7 @@ def first(rows: list[Row], listed: int) -> str:
     part = (
         f"Of the {listed} networks on the lists only {len(rows)} have been measured, for want of time: some at random, "
         "then one collection after the other, quick ones first, so that large networks are fewer than on the lists. "
+        "The goal, 97 % of 400 networks, has not been shown. "
     )
     return (
         f"{part if len(rows) < listed else ''}**When this run first met them {at_once} passed; after the cures that "
