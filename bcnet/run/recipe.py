@@ -271,7 +271,8 @@ def _sentence(error: ValidationError) -> str:
 _SCRATCH: dict[str, Any] = {
     "least": 1,
     "rank_by": "score",
-    "search": SearchConfig(choose="log-width"),
+    "search": SearchConfig(),
+    "compare": ("full", "uniform", "uniform-8", "balanced"),
     "retrain": Optimisation(epochs=60, weight_decay=5e-4, head=HEAD),
     "distillation": None,
     "race": None,
