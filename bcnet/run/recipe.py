@@ -77,7 +77,7 @@ class Recipe(BaseModel):
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
     is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
     which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
-    loss, and losses that do to uniform widths (balanced ones from scratch). ``bf16`` is the precision of all training;
+    loss, and losses that do to uniform widths. ``bf16`` is the precision of all training;
     left out, it is that of a GPU which has it. ``least`` is the fewest channels a layer may keep. ``threads`` of the
     CPU are torch's own choice where left out; small networks are faster with one.
     """
