@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side; each uses one core")
-    parser.add_argument("--recipe", help="else the default run")
+    parser.add_argument("--recipe", default="digits")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for a shorter run")
     parser.add_argument("--start", default=f"{sys.executable} -m bcnet", help="how bcnet is started")
     parser.add_argument("--ways", default=",".join(WAYS), help="of stopping, by commas")

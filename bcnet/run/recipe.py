@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from bcnet.data.options import LoadOptions
 from bcnet.errors import BcnetError
+from bcnet.latency.timing import TimingConfig
 from bcnet.search.config import SearchConfig
 from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
@@ -78,8 +79,10 @@ class Recipe(BaseModel):
     is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
     which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
     loss, and losses that do to uniform widths. ``bf16`` is the precision of all training;
-    left out, it is that of a GPU which has it. ``least`` is the fewest channels a layer may keep. ``threads`` of the
-    CPU are torch's own choice where left out; small networks are faster with one.
+    left out, it is that of a GPU which has it. ``least`` is the fewest channels a layer may keep; widths are multiples
+    of ``round_to``, left out: of what the hardware likes where a budget names latency, else of 1. ``latency`` says how
+    it is measured. ``repeats`` is how often slim networks are trained: more than once gives intervals over trainings.
+    ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -96,7 +99,7 @@ class Recipe(BaseModel):
     loading: LoadOptions = LoadOptions()
     groups: int = Field(default=20, ge=1)
     base: int = Field(default=1, ge=1)
-    round_to: int = Field(default=1, ge=1)
+    round_to: int | None = Field(default=None, ge=1)
     least: int = Field(default=4, ge=1)
     ignore: tuple[str, ...] = ()
     squeeze: bool = False
@@ -104,6 +107,7 @@ class Recipe(BaseModel):
     budgets: tuple[str, ...] = Field(default=("flops=50%",), min_length=1)
     targets: tuple[str, ...] = ()
     paper_budgets: tuple[str, ...] = ()
+    latency: TimingConfig = TimingConfig()
     given: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     keep: Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"] = "l2"
     reconstruct: bool = True
@@ -124,6 +128,7 @@ class Recipe(BaseModel):
     retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
     compare: tuple[Compared, ...] = ("full", "uniform", "uniform-8")
+    repeats: int = Field(default=1, ge=1, le=20)
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     channels_last: bool = True
@@ -281,6 +286,7 @@ _SCRATCH: dict[str, Any] = {
 
 _GROUPS: dict[str, Any] = {
     "loading": LoadOptions,
+    "latency": TimingConfig,
     "given": Optimisation,
     "healing": Healing,
     "race": RaceConfig,

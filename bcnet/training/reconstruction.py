@@ -1,143 +1,169 @@
-"""Weights that make up for dropped channels, by least squares: what a layer read of them is read from those that stay.
+"""A slim network whose layers make up for dropped channels by least squares, without a step of training.
 
-A layer that reads channels ``x`` computes ``W x``. Where only the channels ``K`` stay, the dropped ones are predicted
-from them, ``x_D ~ A x_K + b``, and the layer goes on with ``W_K + W_D A`` and, if it has a bias, with ``W_D b`` more of
-it (otherwise a norm that follows takes the constant up, once its statistics are recalibrated). ``A`` needs only the
-covariances of channels in the given network, which one pass over some batches measures for any widths to come.
+A layer of the given network reads channels ``x`` and computes ``W x``. In the slim one it sees only ``z``, the channels
+that stay, and those are no longer what they were, since layers before it lost channels too. ``x`` is predicted from
+``z``, ``x ~ M z + b``, and the layer goes on with ``W M``; ``W b`` goes into its bias, if it has one (otherwise the
+norm that follows takes it up). Layers are adjusted in the order in which they run, each with those before it adjusted:
+both networks are run side by side over some images, operator by operator, so that all this takes one pass. Batch norm
+takes the statistics of these images on the way.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch import Tensor, fx, nn
 
-from bcnet.errors import BcnetError
 from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.network import NetworkSpace
+from bcnet.space.operators.table import bind, name_of
 
 RIDGE = 1e-2
-"""Of the mean variance of a layer's channels, added to each: keeps ``A`` small where channels say the same."""
-WIDEST = 4096
-"""Layers that read more are left as they are: their covariances would be larger than the network."""
-
-
-class _Moments:
-    """Sums over all positions of all images of what a layer reads: count, channels (C,), products (C, C)."""
-
-    def __init__(self, channels: int, device: torch.device):
-        self.count = 0
-        self.sum = torch.zeros(channels, dtype=torch.float64, device=device)
-        self.products = torch.zeros(channels, channels, dtype=torch.float64, device=device)
-
-    def add(self, x: Tensor) -> None:
-        """Positions ``x`` (n, C)."""
-        rows = x.double()
-        self.count += len(rows)
-        self.sum += rows.sum(0)
-        self.products += rows.T @ rows
-
-    def predict(self, kept: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
-        """``A`` (D, K) and ``b`` (D,) of the least squares ``x_D ~ A x_K + b``."""
-        mean = self.sum / self.count
-        covariance = self.products / self.count - torch.outer(mean, mean)
-        among = covariance[kept][:, kept]
-        ridge = RIDGE * among.diagonal().mean().clamp_min(torch.finfo(torch.float32).tiny)
-        among.diagonal().add_(ridge)
-        a = torch.linalg.solve(among, covariance[kept][:, dropped]).T
-        return a, mean[dropped] - a @ mean[kept]
-
-
-class Reconstruction:
-    """What the layers of ``network`` read, measured on ``batches`` of ``(x, y)``, to make up for any cut of it.
-
-    Convolutions without groups and linear layers are adjusted, as far as they are modules with weights of their own;
-    everything else is cut as it is. Evaluation mode is used meanwhile, and the network is left as it was.
-    """
-
-    def __init__(self, space: NetworkSpace, network: nn.Module, batches: Iterable[tuple[Tensor, Any]]):
-        self.space, self.network = space, network
-        self._moments = {name: _Moments(n, device) for name, n, device in self._readers()}
-        self._measure(batches)
-
-    def source(self, kept: Kept) -> nn.Module:
-        """A copy of the network whose layers read only the units ``kept`` of every variable: what
-        ``space.build(widths, weights_of=..., keep=kept)`` is given."""
-        network = copy.deepcopy(self.network)
-        total = [v.count for v in self.space.coupling.variables]
-        for name, moments in self._moments.items():
-            axis = self.space.coupling.axes[f"{name}.weight"][1]
-            stay = axis.indices(kept, total)
-            if 0 < len(stay) < len(moments.sum):
-                layer = network.get_submodule(name)
-                assert isinstance(layer, nn.Linear | _ConvNd)
-                _adjust(layer, moments, torch.from_numpy(stay).to(moments.sum.device))
-        return network
-
-    def _readers(self) -> Iterable[tuple[str, int, torch.device]]:
-        """Layers that read channels which vary: name, channels, device."""
-        layers = {n: m for n, m in self.network.named_modules() if isinstance(m, nn.Linear | _ConvNd)}
-        uses = Counter(id(layer.weight) for layer in layers.values())
-        for name, layer in layers.items():
-            weight, axes = layer.weight, self.space.coupling.axes.get(f"{name}.weight")
-            mixed = isinstance(layer, _ConvNd) and (layer.transposed or layer.groups > 1)
-            if axes is None or not axes[1].variables or mixed or uses[id(weight)] > 1 or weight.shape[1] > WIDEST:
-                continue
-            yield name, weight.shape[1], weight.device
-
-    @torch.no_grad()
-    def _measure(self, batches: Iterable[tuple[Tensor, Any]]) -> None:
-        modes = {module: module.training for module in self.network.modules()}
-        hooks = [
-            self.network.get_submodule(name).register_forward_pre_hook(partial(_read, moments))
-            for name, moments in self._moments.items()
-        ]
-        seen = 0
-        try:
-            self.network.eval()
-            for x, _ in batches:
-                self.network(x)
-                seen += 1
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for module, mode in modes.items():
-                module.training = mode
-        if not seen:
-            raise BcnetError("dropped channels are made up for by what layers read: give at least one batch")
-        self._moments = {name: m for name, m in self._moments.items() if m.count}
+"""Of the mean variance of the channels that stay: draws ``M`` to the plain cut where they say the same."""
+POSITIONS = 2**14
+"""Of images and their pixels, from which a layer's ``M`` is taken, at most."""
+ROOM = 2**30
+"""Bytes of activations that the images may take, in each of the two networks."""
+READERS = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 
 
 def inherited(
-    space: NetworkSpace, network: nn.Module, widths: ArrayLike, keep: Keep, reconstruction: Reconstruction | None = None
+    space: NetworkSpace,
+    network: nn.Module,
+    widths: ArrayLike,
+    keep: Keep,
+    batches: Iterable[tuple[Tensor, Any]] = (),
 ) -> nn.Module:
-    """The network at ``widths`` (L,) with the channels of ``network`` that ``keep`` says, dropped ones made up for."""
-    kept = kept_units(space, space.units(space.check(widths)), keep, network)
-    return space.build(widths, weights_of=reconstruction.source(kept) if reconstruction else network, keep=kept)
+    """The network at ``widths`` (L,) with the channels of ``network`` that ``keep`` says; its layers make up for the
+    others by what ``batches`` of ``(x, y)`` tell, where there are any.
+
+    Convolutions without groups and linear layers are adjusted, where their weights are used once.
+    """
+    chosen = space.check(widths)
+    kept = kept_units(space, space.units(chosen), keep, network)
+    slim = space.build(chosen, weights_of=network, keep=kept)
+    images = _some(space, batches)
+    if not images:
+        return slim
+    full, cut = space.from_graph(space.max, network), space.from_graph(chosen, network, kept)
+    _SideBySide(space, full, cut, kept).run(images)
+    with torch.no_grad():
+        adjusted = {**dict(cut.named_parameters()), **dict(cut.named_buffers())}
+        for name, tensor in [*slim.named_parameters(), *slim.named_buffers()]:
+            if name in adjusted:
+                tensor.copy_(adjusted[name])
+    return slim
 
 
-def _read(moments: _Moments, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    x = inputs[0] if isinstance(layer, nn.Linear) else inputs[0].movedim(1, -1)
-    moments.add(x.reshape(-1, x.shape[-1]))
+def _some(space: NetworkSpace, batches: Iterable[tuple[Tensor, Any]]) -> list[Tensor]:
+    """As many images as there is room for, in batches that the graph takes."""
+    left = max(16, int(ROOM // max(1, int(space.costs["memory"](space.max)[0]))))
+    found: list[Tensor] = []
+    for x, _ in batches:
+        rows = x[:left]
+        left -= len(rows)
+        found += [rows] if space.graph.dynamic else list(rows.split(space.graph.batch))
+        if left <= 0:
+            break
+    return [x for x in found if space.graph.dynamic or len(x) == space.graph.batch]
 
 
-@torch.no_grad()
-def _adjust(layer: nn.Linear | _ConvNd, moments: _Moments, stay: Tensor) -> None:
-    """Let ``layer`` read the channels ``stay`` in the place of all."""
-    mask = torch.ones_like(moments.sum, dtype=torch.bool)
-    mask[stay] = False
-    gone = mask.nonzero().flatten()
-    a, b = moments.predict(stay, gone)
-    weight = layer.weight.double()
-    lost = weight[:, gone]
-    layer.weight[:, stay] += torch.einsum("od...,dk->ok...", lost, a).to(layer.weight.dtype)
-    if layer.bias is not None:
-        # A convolution reads zeros beyond the border, where this is a little too much.
-        layer.bias += (lost.flatten(2).sum(2) if lost.dim() > 2 else lost).mv(b).to(layer.bias.dtype)
+class _Lane(fx.Interpreter):
+    """One batch on its way through a network, operator by operator; what is not needed any more is let go."""
+
+    def __init__(self, network: fx.GraphModule, x: Tensor):
+        super().__init__(network)
+        self.env: dict[fx.Node, Any] = {}
+        self.args_iter = iter((x,))
+
+    def advance(self, node: fx.Node) -> None:
+        self.env[node] = self.run_node(node)
+        for done in self.user_to_last_uses.get(node, ()):
+            del self.env[done]
+
+
+class _SideBySide:
+    """The given network and the slim one, which is adjusted on the way."""
+
+    def __init__(self, space: NetworkSpace, full: fx.GraphModule, slim: fx.GraphModule, kept: Kept):
+        self.space, self.full, self.slim, self.kept = space, full, slim, kept
+        self.device = next(slim.parameters()).device
+        self.total = [v.count for v in space.coupling.variables]
+        self.uses = Counter(str(n.target) for n in slim.graph.nodes if n.op == "get_attr" for _ in n.users)
+
+    @torch.no_grad()
+    def run(self, images: list[Tensor]) -> None:
+        given, cut = ([_Lane(network, x.to(self.device)) for x in images] for network in (self.full, self.slim))
+        for node, same in zip(self.full.graph.nodes, self.slim.graph.nodes, strict=True):
+            if same.op == "call_function":
+                if name_of(same.target) in READERS:
+                    self._adjust(node, same, given, cut)
+                elif name_of(same.target) == "aten::batch_norm":
+                    _take_statistics(same, cut)
+            for lane, lane_of_slim in zip(given, cut, strict=True):
+                lane.advance(node)
+                lane_of_slim.advance(same)
+
+    def _adjust(self, node: fx.Node, same: fx.Node, given: list[_Lane], cut: list[_Lane]) -> None:
+        """Set the slim layer's weights so that it computes what the full one does, as far as its inputs tell."""
+        args, own = bind(node.target, node.args, node.kwargs), bind(same.target, same.args, same.kwargs)
+        name = str(own["weight"].target) if isinstance(own["weight"], fx.Node) else ""
+        axes = self.space.coupling.axes.get(name)
+        if axes is None or own["weight"].op != "get_attr" or own.get("groups", 1) != 1 or self.uses[name] > 1:
+            return
+        last = name_of(same.target) == "aten::linear"
+        x, z = (_positions([lane.env[a["input"]] for lane in lanes], last) for a, lanes in ((args, given), (own, cut)))
+        if x.shape == z.shape and torch.equal(x, z):
+            return
+        outputs = torch.from_numpy(axes[0].indices(self.kept, self.total)).to(self.device)
+        stay = torch.from_numpy(axes[1].indices(self.kept, self.total)).to(self.device)
+        m, b = _predict(x, z, stay)
+        weight: Tensor = given[0].env[args["weight"]][outputs].double()
+        cut[0].env[own["weight"]].copy_(torch.einsum("oc...,ck->ok...", weight, m))
+        if isinstance(own["bias"], fx.Node) and self.uses[str(own["bias"].target)] == 1:
+            # A convolution reads zeros beyond the border, where this is a little too much.
+            constant = (weight.flatten(2).sum(2) if weight.dim() > 2 else weight) @ b
+            cut[0].env[own["bias"]].copy_(given[0].env[args["bias"]][outputs] + constant)
+
+
+def _positions(values: list[Tensor], last: bool) -> Tensor:
+    """What a layer reads, a row for each position (n, C); the channels are the last dimension, or the second."""
+    rows = [(x if last else x.movedim(1, -1)).reshape(-1, x.shape[-1 if last else 1]) for x in values]
+    total = sum(map(len, rows))
+    if total <= POSITIONS:
+        return torch.cat(rows)
+    # Drawn, as positions at equal distances may all lie in one column of the images.
+    drawn = torch.randint(total, (POSITIONS,), generator=torch.Generator().manual_seed(0))
+    return torch.cat(rows)[drawn.to(rows[0].device)]
+
+
+def _predict(x: Tensor, z: Tensor, stay: Tensor) -> tuple[Tensor, Tensor]:
+    """``M`` (C, K) and ``b`` (C,) of the least squares ``x ~ M z + b`` for positions (n, C) and (n, K); the channels
+    ``stay`` (K,) of ``x`` are those of ``z`` by name."""
+    mean_x, mean_z = x.mean(0, dtype=torch.float64), z.mean(0, dtype=torch.float64)
+    away_x, away_z = x - mean_x.to(x.dtype), z - mean_z.to(z.dtype)
+    among = (away_z.T @ away_z).double() / len(z)
+    across = (away_x.T @ away_z).double() / len(z)
+    ridge = RIDGE * among.diagonal().mean().clamp_min(torch.finfo(torch.float32).tiny)
+    plain = torch.zeros_like(across)
+    plain[stay, torch.arange(len(stay), device=x.device)] = 1
+    among.diagonal().add_(ridge)
+    m = torch.linalg.solve(among, (across + ridge * plain).T).T
+    return m, mean_x - m @ mean_z
+
+
+def _take_statistics(node: fx.Node, lanes: list[_Lane]) -> None:
+    """Batch norm's mean and variance over all lanes."""
+    args, env = bind(node.target, node.args, node.kwargs), lanes[0].env
+    if args["running_mean"] is None or args["running_var"] is None:
+        return
+    values = [lane.env[args["input"]] for lane in lanes]
+    rows = torch.cat([x.movedim(1, -1).reshape(-1, x.shape[1]) for x in values])
+    variance, mean = torch.var_mean(rows, 0)
+    if bool(variance.isfinite().all()):
+        env[args["running_mean"]].copy_(mean)
+        env[args["running_var"]].copy_(variance)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bcnet.data.source import Data, Source
@@ -173,6 +174,18 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
                 "are no numbers, or the task gives some"
             )
     return {**found, "count": count}
+
+
+@torch.no_grad()
+def sample_scores(network: nn.Module, source: Source, task: Task, *, bf16: bool = False) -> NDArray[np.float64]:
+    """The score of every sample of ``source``, (n,): what two networks are compared by on the same images."""
+    device = next(network.parameters()).device
+    found = []
+    for x, y in source.batches(0, 0, device):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            found.append(task.score(_output(network, x), y).double().cpu())
+    scores: NDArray[np.float64] = torch.cat(found).numpy()
+    return scores
 
 
 @torch.no_grad()

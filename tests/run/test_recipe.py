@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ from bcnet import models as zoo
 from bcnet.data import LoadOptions
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import FOLDER, Compared, Prior, Recipe, names
+from bcnet.run.recipe_comments import GROUPS, KEYS, commented
 from bcnet.search import SearchConfig
 from bcnet.supernet.paths import METHODS, PathSampling
 from bcnet.training.optim import Optimisation
@@ -209,7 +211,8 @@ def test_every_recipe_is_in_order(name: str) -> None:
     assert kind == "zoo"
     assert model in zoo.MODELS
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
-    assert name == "digits" or recipe.supernet.head == recipe.retrain.head == 0  # the paper's have plain rates
+    own = name in ("digits", "cluttered_digits")
+    assert own or recipe.supernet.head == recipe.retrain.head == 0  # the paper's have plain rates
     assert recipe.search.choose == "score"  # the log-width model is experimental
     assert set(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())) <= set(Recipe.model_fields)
 
@@ -249,3 +252,21 @@ def test_bf16_is_the_default_of_gpus_that_have_it(
     assert on_gpu.on(torch.device("cuda")) == on_gpu
     if bf16 is None:
         assert recipe.on(torch.device("cpu")) is recipe
+
+
+def test_every_key_has_a_comment() -> None:
+    assert set(KEYS) == set(Recipe.model_fields)
+    groups = {key: value for key, value in Recipe.read("cluttered_digits").to_dict().items() if isinstance(value, dict)}
+    groups |= {"prior": asdict(Prior())}
+    for name, keys in groups.items():
+        assert set(keys) == set(GROUPS[name]), name
+
+
+@pytest.mark.parametrize("name", ["digits", "cluttered_digits", "mobilenetv2_cifar"])
+def test_comments_change_nothing(name: str) -> None:
+    recipe = Recipe.read(name)
+    text = commented(recipe)
+    assert Recipe.from_yaml(text) == recipe
+    assert text.startswith("# the version of this format\nversion: 1\n")
+    assert "  epochs: " in text
+    assert "  # passes over the training images" in text

@@ -13,6 +13,7 @@ from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import Prior
 from bcnet.run.session import Run
+from bcnet.run.stages.budgets import hold_latency
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
 from bcnet.search import LogWidthModel, PathLosses, SearchProgress, Trial, TrialStore, front_of, search
@@ -57,8 +58,10 @@ def find(run: Run) -> None:
     if result.best is None:
         raise BcnetError(f"the search found no widths within {', '.join(r.budgets)}: {'; '.join(notes)}")
     reference = {name: scorer.score(widths) for name, widths in named_widths(run).items()}
+    best, checked = hold_latency(run, result.best, [t for t in result.trials if t.score is not None])
     found = {
-        "best": result.best.to_dict(),
+        "best": best.to_dict(),
+        "latency": checked,
         "front": [trial.to_dict() for trial in result.front],
         "evaluations": len(result.trials),
         "hits": result.hits,
@@ -106,8 +109,8 @@ def _doubt(asked: str, by: str | None, count: int) -> str:
 
 
 def _choose_safely(run: Run, notes: list[str], start: float) -> None:
-    """Uniform widths, which need no score. From a trained MobileNetV2 at 15% of its FLOPs they end at 90.1% and balanced
-    ones at 85.2% (docs/results/rivals.md); from scratch neither is known to be better (log-width-trial.md there)."""
+    """Uniform widths, which need no score. From a trained MobileNetV2 at 15% of its FLOPs they end at 90.1% and
+    balanced ones at 85.2% (docs/results/rivals.md); from scratch neither is known to be better (log-width-trial.md)."""
     widths = configuration(run, "uniform")
     best = Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
     _store_trials(run, "uniform", [best])
