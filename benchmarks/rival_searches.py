@@ -103,6 +103,11 @@ What the rivals are, and what they are not:
   comparable at equal path passes: not built. The paper prints 73.4 % for it on ResNet50 at 1G FLOPs, and 75.2 % for
   BCNet.
 
+Markov chains, the agent and random search have the same regret with every seed because all three fill the budget. With
+four candidates per width, the networks to which nothing can be added are few (143 to 857 by case), and all three end at
+the best of them; so the table does not tell them apart, and what is left is what the noise of the table gives to
+networks that use less than they may.
+
 What the table does not show: it judges searches by scores that do not err. With a supernet's scores, which do,
 the order may be another. The settings of `evolution` were chosen while looking at these tables; those of Markov chains
 and agent before they were run on them; `uniform` is weaker than it need be, as four candidates cannot express it.
