@@ -242,7 +242,10 @@ def test_settings_survive_json() -> None:
 def test_unknown_strategy_and_engine_are_refused() -> None:
     with pytest.raises(BcnetError) as error:
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(strategy="luck"))
-    assert str(error.value) == "unknown strategy 'luck': choose from evolution, greedy, random, uniform, enumerate"
+    assert (
+        str(error.value)
+        == "unknown strategy 'luck': choose from evolution, prior, markov, agent, greedy, random, uniform, enumerate"
+    )
     with pytest.raises(BcnetError, match=r"^unknown executor 'cloud': choose here or ray$"):
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(executor="cloud"))
 
