@@ -109,7 +109,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "retained": "how many of each generation live on as parents; 0: as many as the population",
         "feasible_only": "whether offspring beyond a budget are shrunk until they hold it",
         "pool": "offspring made for each one scored; a surrogate picks; 1: no surrogate",
-        "retained": "how many of a generation live on as parents (paper: 10); 0: as many as the population",
         "climbers": "how many of the best climb on the surrogate",
         "explore": "how far the surrogate's doubt is explored, 0 to 1",
         "front_share": "the share of each generation that is picked for the Pareto front",
