@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bcnet.cli import options
-from bcnet.cli.stage import work
+from bcnet.cli.stage import open_run, require_trust, work
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated."),
     ] = None,
     device: Annotated[str | None, options.DEVICE] = None,
+    trust: Annotated[bool, options.TRUST] = False,
     until: Annotated[str, typer.Option(metavar="STAGE", help="Stop after this stage.")] = "report",
     log: Annotated[str, options.LOG] = "",
     as_json: Annotated[bool, options.JSON] = False,
@@ -59,7 +60,7 @@ def run(
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
         more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
         _refuse({**given, **more, "--set": settings})
-        work(Run(resume, device), until, as_json, log=log)
+        work(open_run(resume, device, trust), until, as_json, log=log)
         return
     changes = {
         "model": model,
@@ -71,7 +72,10 @@ def run(
         "start": start,
         "seed": seed,
     }
-    chosen = _changed(_base(model, data, recipe), changes, settings or [])
+    base = _base(model, data, recipe)
+    if model is None:
+        require_trust(base, trust)
+    chosen = _changed(base, changes, settings or [])
     distributed.start(cpu=device == "cpu")
     begun = Run(distributed.decide(lambda: out if out is not None else _new_folder(chosen)), device)
     with begun.lock():  # without a gap in which another process could take the folder

@@ -82,7 +82,13 @@ class RunFolder:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe.from_yaml(self.recipe_text)
+        try:
+            return Recipe.from_yaml(self.recipe_text)
+        except BcnetError as error:
+            raise BcnetError(
+                f"neither run.json nor recipe.yaml of {self.folder} can be read ({error}): "
+                "begin the run anew in another folder"
+            ) from None
 
     @property
     def recipe_text(self) -> str:
