@@ -33,7 +33,7 @@ import accelerate  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import torch
 
-import bcnet.cli  # noqa: F401
+import bcnet.cli
 import bcnet.run.export
 import bcnet.run.pipeline
 import bcnet.run.report  # noqa: F401

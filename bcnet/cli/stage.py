@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bcnet.cli import options
 from bcnet.cli.console import console, interruptible, print_json, table
-
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
