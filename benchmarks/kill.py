@@ -4,7 +4,7 @@ Ways to stop: SIGKILL and SIGTERM; SIGSTOP, during which nobody else may get in,
 from one moment on; of several processes, the death of one. Each run is stopped twice, the second time while it
 resumes, and must end with the weights, widths and scores of the uninterrupted one, bit for bit. The run has every
 stage: a trained start, a supernet, two targets with a search, a race and networks of their own; it saves after every
-step. Processes are forked from one that has imported everything, so that stops fall into work and not into imports.
+step. Processes are forked from one that has done the run itself, so that stops fall into work and not into imports.
 
     python benchmarks/kill.py --kills 100 --out docs/results/kill.json
     python benchmarks/kill.py --kills 100 --processes 2 --out docs/results/kill-2.json
@@ -28,18 +28,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# What a run imports on its way, before anything is forked.
-import accelerate  # noqa: F401
-import sklearn.datasets  # noqa: F401
+import accelerate  # noqa: F401, imported before anything is forked
 import torch
 
-import bcnet.cli
-import bcnet.run.export
-import bcnet.run.pipeline
-import bcnet.run.report  # noqa: F401
+import bcnet.cli  # noqa: F401
 from bcnet.__main__ import main as bcnet_main
 from bcnet.run.folder import RunFolder
+from bcnet.run.pipeline import run_stages
 from bcnet.run.recipe import Recipe
+from bcnet.run.session import Run, facts
 from bcnet.run.targets import folder_name
 from bcnet.training import distributed
 from bcnet.utils.provenance import provenance
@@ -295,6 +292,14 @@ def trial(job: Job, folder: Path, ways: list[str], rng: random.Random, straight_
     return rows
 
 
+def warm_up(place: Path) -> None:
+    """A run in this process: what it imports and compiles need not be done again by every process forked from it."""
+    recipe = Recipe.read(place / "every.yaml")
+    run = Run.create(place / "warm", recipe, facts(["kill"], recipe, "cpu"))
+    with run.lock():
+        run_stages(run)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="stops in all")
@@ -307,6 +312,7 @@ def main() -> None:
     (place / "tiny.py").write_text(NETWORK)
     (place / "every.yaml").write_text(Recipe.parse({"model": f"{place / 'tiny.py'}:tiny", **RECIPE}).to_yaml())
     job = Job(place, options.processes)
+    warm_up(place)
     begun = time.monotonic()
     straight = job.start(place / "straight")
     if not straight.wait() or any(straight.codes):

@@ -219,15 +219,16 @@ class RunFolder:
 
         Of several processes that work together, the first one holds it for all.
         """
-        if not distributed.main_process():
-            yield
-            return
-        with self._clear_errors():
-            self._lock.acquire()
+        distributed.decide(self._acquire)
         try:
             yield
         finally:
-            self._lock.release()
+            if distributed.main_process():
+                self._lock.release()
+
+    def _acquire(self) -> None:
+        with self._clear_errors():
+            self._lock.acquire()
 
     def write_file(self, name: str, data: bytes) -> None:
         """Write a file of the folder, as a whole or not at all; of several processes, the first one does."""
