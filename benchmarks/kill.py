@@ -43,6 +43,8 @@ from bcnet.utils.provenance import provenance
 
 LONGEST = 300.0
 """Seconds in which a run must end."""
+GRACE = 60.0
+"""Seconds in which processes notice that one of them has died."""
 STOPS = 2
 """How often each run is stopped."""
 
@@ -229,14 +231,16 @@ def by_pause(job: Job, folder: Path, after: float) -> bool:
 
 
 def by_one_death(job: Job, folder: Path, after: float) -> bool:
-    """One of several processes is killed; the others end by themselves."""
+    """One of several processes is killed; the others end by themselves, or, where they wait for it to join them, by
+    what launched them, as launchers do."""
     work = job.start(folder)
     if work.wait(after):
         return False
     work.signal(signal.SIGKILL, only=int(after * 1000) % job.processes)
-    if not work.wait():
+    if not work.wait(GRACE) and work.holds(folder):
         raise work.failed("the others did not end")
-    return True
+    work.signal(signal.SIGKILL)
+    return work.wait()
 
 
 WAYS: dict[str, Callable[[Job, Path, float], bool]] = {
