@@ -182,7 +182,8 @@ def _read_parquet(path: Path) -> Rows:
         warnings.warn(f"the cache file {cached} is damaged; {path} is decoded again", stacklevel=2)
     rows = _decode_parquet(path)
     try:
-        write_file(cached, hashlib.sha256(rows).digest() + rows.tobytes())
+        data = rows.tobytes()
+        write_file(cached, hashlib.sha256(data).digest() + data)
     except OSError as error:
         warnings.warn(f"decoded images could not be cached in {cached.parent}: {error.strerror}", stacklevel=2)
     return rows
