@@ -27,6 +27,7 @@ from bcnet.utils.files import (
     clear_errors,
     digest,
     digest_file,
+    parse_json,
     read_regular,
     tensor_bytes,
     usable,
@@ -242,7 +243,7 @@ class RunFolder:
         """The content of a result's JSON."""
         path = self.path(f"{name}.json")
         try:
-            data = json.loads(read_regular(path, LARGEST_RESULT))
+            data = parse_json(read_regular(path, LARGEST_RESULT))
         except FileNotFoundError:
             raise BcnetError(f"{self.folder} has no {name}.json yet: resume the run to have it made") from None
         except (OSError, ValueError, RecursionError):
