@@ -154,14 +154,14 @@ def main() -> None:
             continue
         start = time.monotonic()
         tally = fuzz(kind, options.count, options.seed, options.seconds)
-        rows.append({**tally.row(), "seconds": round(time.monotonic() - start, 1)})
+        rows.append({**tally.row(), "seconds": round(time.monotonic() - start, 1), "by": provenance()})
         figures = f"{tally.mutants:,} mutants: {tally.refused:,} refused, {tally.same:,} same, {tally.other:,} other"
         print(f"{kind.name:32s} {figures}, slowest {tally.slowest_s:.2f} s, {len(tally.failures)} failures", flush=True)
         for failure in tally.failures[:5]:
             print(f"    {failure}", flush=True)
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            whole = {**provenance(), "mutants_of_each": options.count, "seed": options.seed, "formats": rows}
+            whole = {"mutants_of_each": options.count, "seed": options.seed, "formats": rows}
             options.out.write_text(json.dumps(whole, indent=1) + "\n")
     sys.exit(1 if any(row["failures"] for row in rows) else 0)
 

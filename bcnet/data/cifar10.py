@@ -215,12 +215,16 @@ def _decode_parquet(path: Path) -> Rows:
             if max(held.num_rows, size // _ROW) > _MOST_ROWS:
                 raise BcnetError(f"{path} says that it holds over {_MOST_ROWS:,} images: CIFAR-10 has 60,000")
             table = file.read()
-    except (pyarrow.ArrowException, OSError) as error:
+        names = table.column_names
+        labels = table["label"].to_pylist() if "label" in names else []
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # texts may be no UTF-8
+        if isinstance(error, BcnetError):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BcnetError(f"{path} is no parquet file: {reason:.200}") from None
-    column = next((name for name in ("img", "image") if name in table.column_names), None)
-    if column is None or "label" not in table.column_names:
-        found = ", ".join(" ".join(name.split()) for name in table.column_names)
+    column = next((name for name in ("img", "image") if name in names), None)
+    if column is None or "label" not in names:
+        found = ", ".join(" ".join(name.split()) for name in names)
         raise BcnetError(f"{path} needs columns img and label, but has {found or 'none':.200}")
     images = np.empty((len(table), _ROW - 1), dtype=np.uint8)
     for number, entry in enumerate(table[column]):
@@ -232,7 +236,7 @@ def _decode_parquet(path: Path) -> Rows:
         if pixels.shape != (32, 32, 3):
             raise BcnetError(f"image {number} of {path} has shape {pixels.shape}, but CIFAR-10 has (32, 32, 3)")
         images[number] = pixels.transpose(2, 0, 1).reshape(-1)
-    return _pack(images, table["label"].to_pylist(), path)
+    return _pack(images, labels, path)
 
 
 def _cache_folder() -> Path:
