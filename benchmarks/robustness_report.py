@@ -28,9 +28,9 @@ def kills(passes: list[dict[str, Any]]) -> list[str]:
     return [
         "## Killed runs",
         "",
-        f"{len(rows)} stops of {sum(each['runs'] for each in passes)} runs at random moments, up to two in each run, the "
-        f"second while it resumes; {same} of {len(rows)} in runs that ended with the weights, widths and scores of the "
-        "uninterrupted run, bit for bit.",
+        f"{len(rows)} stops of {sum(each['runs'] for each in passes)} runs at random moments, up to two in each run, "
+        f"the second while it resumes; {same} of {len(rows)} in runs that ended with the weights, widths and scores of "
+        "the uninterrupted run, bit for bit.",
         "",
         "| stopped by | one process | two processes |",
         "| --- | ---: | ---: |",
@@ -40,15 +40,15 @@ def kills(passes: list[dict[str, Any]]) -> list[str]:
         f"{len(passes[0]['recipe']['targets'])} targets, each with a search, a race and networks of its own; a "
         f"checkpoint after every step. First result that was missing when it was stopped: {places}.",
         "",
-        "While a run is paused by SIGSTOP and has its folder locked, a second one is started in the same folder and must "
-        "be refused. The disk is full from a random moment on (every flush fails), and must be named. Where one of two "
-        "processes is killed, the other must end by itself, unless both had not met yet.",
+        "While a run is paused by SIGSTOP and has its folder locked, a second one is started in the same folder and "
+        "must be refused. The disk is full from a random moment on (every flush fails), and must be named. Where one "
+        "of two processes is killed, the other must end by itself, unless both had not met yet.",
         "",
         f"Uninterrupted, the run took {', '.join(took)} in the passes below, on a machine that did other work, too.",
         *_from(*passes),
         "",
-        "What this does not show: power cuts, network file systems, GPUs, larger networks. Folders lay in memory, not on "
-        "a disk, and processes were forked from one that had imported everything, so no stop fell into imports.",
+        "What this does not show: power cuts, network file systems, GPUs, larger networks. Folders lay in memory, not "
+        "on a disk, and processes were forked from one that had imported everything, so no stop fell into imports.",
         "",
     ]
 
@@ -91,16 +91,17 @@ def fuzz(data: dict[str, Any]) -> list[str]:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         *table,
         "",
-        "Mutants that were equal to the original are counted, but in no other column. *Read as something else* is what "
-        "a valid file of other content is: for files without digests, or whose digests were put right after the change.",
+        "Mutants that were equal to the original are counted, but in no other column. *Read as something else* is "
+        "what a valid file of other content is: one without digests, or whose digests were put right after the change.",
         *_from(*(row["by"] for row in rows)),
         "",
         "What this does not show: mutations are random and have no model of a format, so faults that need several "
         "changes to fit together are unlikely to be found.",
         "",
-        "Found by earlier passes of this table, and cured: half of a surrogate pair in a result stopped the report with a "
-        "traceback; a text that SQLite cannot decode was named as an obstacle, not as damage, so that resuming did not "
-        "mend it; a text for a figure of a latency table was a traceback; a unit of 4,000 digits was printed in full.",
+        "Found by earlier passes of this table, and cured: half of a surrogate pair in a result stopped the report "
+        "with a traceback; a text that SQLite cannot decode was named as an obstacle, not as damage, so that resuming "
+        "did not mend it; a text for a figure of a latency table and a column of a parquet file whose name is no UTF-8 were "
+        "tracebacks; a unit of 4,000 digits was printed in full.",
         "",
     ]
 
