@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import gc
 import importlib.util
 import json
 import math
@@ -57,7 +58,7 @@ CACHE = Path(os.environ.get("COVERAGE_CACHE", HERE.parent / ".cache" / "coverage
 TOOLS = {"bcnet": "bcnet", "torch-pruning": "torch-pruning", "fastnas": "nvidia-modelopt"}
 MEASURES = {"bcnet": measure_bcnet, "torch-pruning": measure_torch_pruning, "fastnas": measure_fastnas}
 LIMITS = {"bcnet": 120, "torch-pruning": 30, "fastnas": 30}  # seconds of processor time, checks and all, for a network
-PATIENCE = 400  # seconds on the clock after which a child process is ended whatever it does
+PATIENCE = 1200  # seconds on the clock after which a child process is ended whatever it does
 MEMORY = 12 * 2**30  # bytes of address space for a child process
 
 
@@ -135,8 +136,14 @@ def measure(tool: str, name: str) -> Row:
 
 
 def cached() -> dict[tuple[str, str], Row]:
+    """The latest row of every network, with ``first``: how, and at which commit, it failed when first met."""
     lines = CACHE.read_text().splitlines() if CACHE.exists() else []
-    return {(row["tool"], row["model"]): row for row in map(json.loads, lines)}
+    rows: dict[tuple[str, str], Row] = {}
+    for row in map(json.loads, lines):
+        key = row["tool"], row["model"]
+        first = rows[key]["first"] if key in rows else {"commit": row["commit"], "failures": row["failures"]}
+        rows[key] = row | {"first": first}
+    return rows
 
 
 def run(options: argparse.Namespace) -> None:
@@ -168,6 +175,7 @@ def load() -> None:
         importlib.import_module("monai.networks.nets" if package == "monai" else package)
     tiny = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1))
     measure_bcnet(tiny, (torch.randn(1, 3, 8, 8),), {}, lambda _, do: do() is do or True)
+    gc.freeze()  # children then share these objects instead of copying them
 
 
 def head() -> str:
@@ -192,6 +200,7 @@ def write() -> None:
         "versions": {"torch": torch.__version__}
         | {tool: metadata.version(tool) for tool in sorted(tools)}
         | versions(row["model"] for row in rows),
+        "listed": len(names()),
         "earlier": len(SEEN.read_text().split()),
         "limits_in_seconds": LIMITS,
         "rows": rows,

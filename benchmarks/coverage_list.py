@@ -69,6 +69,9 @@ yolov3-tiny yolov5n yolov6n yolov8n yolov8n-seg yolov8n-pose yolov8n-cls yolov8n
 yolov9s yolov10n yolo11n yolo11n-seg yolo11n-pose yolo11n-cls yolo11n-obb yolo12n yolo12n-cls yolo26n yolo26n-seg
 yolo26n-pose yolo26n-cls
 """
+# Networks that restore images, added later than the others: the convolutional architectures of
+# spandrel of at most 300 modules.
+SPANDREL = "Compact DnCNN HVICIDNet MixDehazeNet MoSR NAFNet OmniSR RealCUGAN SAFMN SPAN SwiftSRGAN"
 
 
 def pytorchcv() -> list[str]:
@@ -114,6 +117,7 @@ def unseen() -> list[str]:
         "transformers": TRANSFORMERS.split(),
         "timm": TIMM.split(),
         "pytorchcv": pytorchcv(),
+        "spandrel": SPANDREL.split(),
     }
     return [f"{zoo}:{name}" for zoo, names in zoos.items() for name in names]
 

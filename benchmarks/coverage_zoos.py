@@ -36,6 +36,7 @@ PACKAGES = {
     "transformers": "transformers",
     "ultralytics": "ultralytics",
     "monai": "monai",
+    "spandrel": "spandrel",
     "own": "coverage_own",
 }
 Shapes = tuple[tuple[int, ...], ...]
@@ -56,6 +57,7 @@ INPUTS: dict[str, list[Shapes]] = {
     "pytorchcv:superpointnet": [((1, 64, 64),)],
     "pytorchcv:*": [((3, side, side),) for side in (64, 96, 128, 224, 256, 299, 331)],
     "smp:*": [((3, side, side),) for side in (64, 128, 256)],
+    "spandrel:*": [((channels, side, side),) for side in (32, 64) for channels in (3, 1)],
     "ultralytics:*": [((3, side, side),) for side in (64, 128, 256)],
     "transformers:Wav2Vec2FeatureEncoder": [((4000,),)],
     "transformers:HubertFeatureEncoder": [((4000,),)],
@@ -249,6 +251,17 @@ def _ultralytics(name: str) -> nn.Module:
     return model
 
 
+def _spandrel(name: str) -> nn.Module:
+    """The first network of an architecture, with its defaults."""
+    module = importlib.import_module(f"spandrel.architectures.{name}")
+    cls = next(c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, nn.Module))
+    wanted: dict[str, Any] = {"dim": 36, "num_in_ch": 3, "num_out_ch": 3}
+    options = {
+        n: wanted[n] for n, p in inspect.signature(cls).parameters.items() if n in wanted and p.default is p.empty
+    }
+    return cls(**options)
+
+
 def _monai(name: str) -> tuple[nn.Module, list[Shapes]]:
     from coverage_monai import MONAI
 
@@ -275,6 +288,7 @@ CREATORS: dict[str, Callable[[str], Any]] = {
     "transformers": _transformers,
     "ultralytics": _ultralytics,
     "monai": _monai,
+    "spandrel": _spandrel,
     "own": _own,
 }
 

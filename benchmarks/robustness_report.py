@@ -100,8 +100,8 @@ def fuzz(data: dict[str, Any]) -> list[str]:
         "",
         "Found by earlier passes of this table, and cured: half of a surrogate pair in a result stopped the report "
         "with a traceback; a text that SQLite cannot decode was named as an obstacle, not as damage, so that resuming "
-        "did not mend it; a text for a figure of a latency table and a column of a parquet file whose name is no UTF-8 were "
-        "tracebacks; a unit of 4,000 digits was printed in full.",
+        "did not mend it; a text for a figure of a latency table and a column of a parquet file whose name is no UTF-8 "
+        "were tracebacks; a unit of 4,000 digits was printed in full.",
         "",
     ]
 

@@ -69,3 +69,15 @@ def test_every_room_is_there_and_nothing_lies_beside_them() -> None:
     beside = {p.name for p in PACKAGE.iterdir() if not p.name.startswith("__") and p.suffix in ("", ".py")}
     rooms = {room.partition(".")[0] for room in ROOMS}
     assert beside == (rooms - {"errors"}) | {"errors.py"}
+
+
+def test_files_stay_short_enough_to_read() -> None:
+    long = {p.name: n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400}
+    assert not long
+
+
+def test_tests_lie_in_the_rooms_they_test() -> None:
+    tests = PACKAGE.parent / "tests"
+    rooms = {room.partition(".")[0] for room in ROOMS} | {"helpers", "benchmarks"}
+    assert {p.name for p in tests.iterdir() if p.is_dir() and not p.name.startswith("__")} <= rooms
+    assert {p.name for p in tests.glob("*.py")} == {"conftest.py", "test_architecture.py", "test_docs.py"}

@@ -1,4 +1,4 @@
-"""Building a table: every network of a small space, trained from scratch by several seeds.
+"""Building a table: every network of a small space, or a sample within a budget, trained from scratch by several seeds.
 
 A job is one (widths, seed). Jobs run in worker processes, on this machine (several share one GPU: small networks
 leave most of it idle) or, with Ray, on many. Each result is a line of ``results.jsonl``, written as it comes, so a
@@ -19,25 +19,36 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
 
+from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
+from bcnet.search.constraints import parse_budget
+from bcnet.space.widths import Widths
 from bcnet.training.optim import Optimisation
 from bcnet.utils.files import clear_errors, write_file
 from bcnet.utils.progress import Listener
-from bcnet.utils.settings import Count, checked
+from bcnet.utils.settings import Count, Natural, checked
 
 TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
 """How the released tables were trained, with batches of 256, crops and flips."""
 
 LIVES = 5
 """How often dying workers are replaced before the build gives up."""
+NEAR, DRAWS = 0.98, 50
+"""The least share of its budget that a drawn network uses, and how many times ten thousand are drawn for that."""
 
 
 @checked
 @dataclass(frozen=True)
 class BuildConfig:
-    """What to train: ``model`` and ``data`` as the command line names them, the candidates, and the recipe."""
+    """What to train: ``model`` and ``data`` as the command line names them, the candidates, and the recipe.
+
+    ``networks`` of any space, drawn at random among those that cost 98 to 100 % of the budget ``within``, stand for
+    all of them where it is not 0.
+    """
 
     model: str
     data: str
@@ -50,11 +61,19 @@ class BuildConfig:
     workers: Count = 1
     executor: Literal["processes", "ray"] = "processes"
     device: str = "cpu"
+    networks: Natural = 0
+    within: str = ""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> BuildConfig:
+        if bool(self.networks) != bool(self.within):
+            raise BcnetError("networks are drawn within a budget: give both, as in --networks 100 --within flops=50%")
+        return self
 
     def identity(self) -> dict[str, Any]:
         """What decides the results; where they are computed does not."""
         found = asdict(self)
-        for name in ("workers", "executor", "device"):
+        for name in ("workers", "executor", "device", *(() if self.networks else ("networks", "within"))):
             del found[name]
         identity: dict[str, Any] = json.loads(json.dumps(found))
         return identity
@@ -71,19 +90,66 @@ def build_table(config: BuildConfig, folder: str | Path, listener: Listener | No
     holds those of the last epoch.
     """
     space = _space(config)
-    table = ChannelBench(space, np.zeros((space.size, config.seeds)))
-    place = Path(folder)
+    finished = ChannelBench(space, _train_all(config, Path(folder), listener))
+    finished.save(Path(folder) / "table.json")
+    return finished
+
+
+def build_sample(config: BuildConfig, folder: str | Path, listener: Listener | None = None) -> dict[str, Any]:
+    """Train the networks drawn within ``config.within`` and write ``networks.json`` into ``folder``: the names of the
+    variables, widths (n, L), costs (n,) each, and accuracies (n, seeds) of the best epoch and of the last."""
+    space = _space(config)
+    best = _train_all(config, Path(folder), listener)
+    widths = _rows(config, space)
+    rows = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()[1:]]
+    last = np.zeros_like(best)
+    for row in rows:
+        last[row["widths"], row["seed"]] = row["last"]
+    found = {
+        "format": "bcnet.networks",
+        "version": 1,
+        "config": config.identity(),
+        "variables": list(space.names),
+        "widths": widths.tolist(),
+        "costs": {name: cost(widths).tolist() for name, cost in space.costs.items()},
+        "best": best.tolist(),
+        "last": last.tolist(),
+    }
+    write_file(Path(folder) / "networks.json", (json.dumps(found) + "\n").encode())
+    return found
+
+
+def _train_all(config: BuildConfig, place: Path, listener: Listener | None) -> NDArray[np.float64]:
+    """Accuracies (n, seeds) of the best epochs; every result is in ``results.jsonl`` as soon as it is known."""
+    count = len(_rows(config, _space(config)))
     results = _Results(place, config)
-    jobs = [(i, s) for i in range(len(table)) for s in range(config.seeds)]
+    jobs = [(i, s) for i in range(count) for s in range(config.seeds)]
     todo = [job for job in jobs if job not in results.best]
     run = _over_ray if config.executor == "ray" else _over_processes
     for job, row in run(config, todo):
         results.add(job, row)
         (listener or Listener()).step("training networks", len(results.best), len(jobs), {})
-    accuracies = np.array([[results.best[i, s] for s in range(config.seeds)] for i in range(len(table))])
-    finished = ChannelBench(space, accuracies)
-    finished.save(place / "table.json")
-    return finished
+    return np.array([[results.best[i, s] for s in range(config.seeds)] for i in range(count)])
+
+
+def _rows(config: BuildConfig, space: Any) -> Widths:
+    """The configurations to train (n, L): all, in the table's order, or a sample of those near the budget."""
+    if not config.networks:
+        return get_space(space).all_widths()
+    budget = parse_budget(config.within, space.costs, space)
+    rng = np.random.default_rng(0)
+    found = np.empty((0, len(space)), dtype=np.int64)
+    for _ in range(DRAWS):
+        drawn = space.sample(rng, 10_000)
+        share = space.costs[budget.name](drawn) / budget.limit
+        met = np.concatenate([found, drawn[(share >= NEAR) & (share <= 1)]])
+        found = met[np.sort(np.unique(met, axis=0, return_index=True)[1])]
+        if len(found) >= config.networks:
+            return found[: config.networks]
+    raise BcnetError(
+        f"only {len(found)} of the networks met use {NEAR:.0%} to 100% of {budget.text} in {10_000 * DRAWS:,} draws: "
+        "ask for fewer networks, or for another budget"
+    )
 
 
 class _Results:
@@ -162,26 +228,30 @@ def _space(config: BuildConfig) -> Any:
 
 
 @cache
-def _prepared(config: BuildConfig) -> tuple[Any, Any]:
-    """Space and data of a worker, loaded once."""
+def _prepared(config: BuildConfig) -> tuple[Any, Any, Widths]:
+    """Space, data and configurations of a worker, loaded once."""
     from bcnet.data import LoadOptions, load_data
 
     data = load_data(config.data, device=config.device, options=LoadOptions(batch_size=config.batch))
-    return _space(config), data
+    space = _space(config)
+    return space, data, _rows(config, space)
 
 
 def train_one(config: BuildConfig, job: Job) -> dict[str, float]:
     """Train one network from scratch; accuracy in percent of its best and its last epoch on the test set."""
+    space, data, rows = _prepared(config)
+    return train_widths(config, space, data, rows[job[0]], job[1])
+
+
+def train_widths(config: BuildConfig, space: Any, data: Any, widths: Widths, seed: int) -> dict[str, float]:
+    """Train the network of ``widths`` (L,) as the others of a table, candidates or not."""
     import torch
 
     from bcnet.training.retraining import Retraining, evaluate, retrain
 
     torch.set_num_threads(1)
-    space, data = _prepared(config)
-    index, seed = job
     torch.manual_seed(seed)
-    table = ChannelBench(space, np.zeros((space.size, 1)))
-    network = space.build(table.widths[index]).to(config.device)
+    network = space.build(widths).to(config.device)
     source, bf16 = data.whole or data.train, config.optimisation.bf16
     scores: list[float] = []
 

@@ -10,9 +10,10 @@ import io
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ from bcnet.space.network import NetworkSpace
 from bcnet.space.widths import WidthVariable
 from bcnet.supernet.paths import METHODS, Method
 from bcnet.supernet.principle import get_principle
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
@@ -56,7 +58,9 @@ class RankConfig:
     ``model``, as the command line names it, is a network of your own with ``groups`` candidates per variable, for
     which ``bcnet bench build`` made a table; ``space`` is then a name for it.
     ``images`` are scored of the held-out part and, with ``on_test``, of the test set each (0: all), in batches of
-    ``score_batch`` (0: the data's own) whose statistics a path uses. ``average`` also scores the mean of logits.
+    ``score_batch`` (0: the data's own) whose statistics a path uses; with ``recalibrate``, the statistics of so many
+    training batches instead (the paper's authors: 20), of ``networks`` drawn at random (0: of all, which is slow, as
+    no work can be shared). ``average`` also scores the mean of logits.
     ``complement``, ``sides``, ``draws``, ``sandwich``, ``extremes`` and ``base`` override the method's own, for
     ablations; with ``base`` 2 the narrowest quarter of every variable is left out, and so are the table's networks that
     use it.
@@ -82,6 +86,8 @@ class RankConfig:
     images: Natural = 0
     on_test: bool = True
     score_batch: Natural = 0
+    recalibrate: Natural = 0
+    networks: Natural = 0
     engine: Literal["auto", "plain", "fused"] = "auto"
     model: str = ""
     groups: Count = 4
@@ -92,6 +98,8 @@ class RankConfig:
             raise BcnetError(
                 f"unknown space {self.space!r:.60}: there are {', '.join(RELEASED)}, or give a model and its own table"
             )
+        if self.networks and not self.recalibrate:
+            raise BcnetError("networks are drawn for recalibrated statistics: all can be scored at once without them")
         known = (*METHODS, TAS, *PREDICTORS)
         if self.method not in known:
             raise BcnetError(f"unknown method {self.method!r}: there are {', '.join(known)}")
@@ -144,7 +152,7 @@ def rank(
     if place is not None and (place / "rank.json").exists():
         return _read_report(place / "rank.json")
     space = bench_space(config)
-    wanted = table.space.index(get_space(space).all_widths())
+    wanted = _drawn(config, table.space.index(get_space(space).all_widths()))
     if config.method in PREDICTORS:
         return {
             **asdict(config),
@@ -162,7 +170,12 @@ def rank(
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None and (config.on_test or part == "held_out"):
             told = partial(_tell_scoring, listener, f"{config.name}, {part.replace('_', ' ')} images")
-            scores[part] = score_all(net, _batches(source, config, device), options=options, progress=told)
+            batches = _batches(source, config, device)
+            scores[part] = (
+                _recalibrated(net, batches, data, config, table.widths[wanted], told)
+                if config.recalibrate
+                else score_all(net, batches, options=options, progress=told)
+            )
             results[part] = _compare(scores[part], table, wanted)
     report = {
         **asdict(config),
@@ -214,6 +227,28 @@ def _batches(source: Source, config: RankConfig, device: str) -> list[tuple[Tens
     x, y = (torch.cat(parts) for parts in zip(*rows, strict=True))
     count, size = config.images or len(x), config.score_batch or len(rows[0][0])
     return list(zip(x[:count].split(size), y[:count].split(size), strict=True))
+
+
+def _drawn(config: RankConfig, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows of the table to score: all, or as many drawn at random as were asked for, in order."""
+    if not config.networks or config.networks >= len(rows):
+        return rows
+    return rows[np.sort(np.random.default_rng([config.seed, 40]).permutation(len(rows))[: config.networks])]
+
+
+def _recalibrated(
+    net: Supernet,
+    batches: list[tuple[Tensor, Tensor]],
+    data: Data,
+    config: RankConfig,
+    widths: NDArray[np.int64],
+    told: Callable[[int, int], None],
+) -> AllScores:
+    """Scores of ``widths`` (n, L), batch norm with the statistics of training batches."""
+    device = next(net.parameters()).device
+    calibration = list(islice(data.train.batches(0, device=device), config.recalibrate))
+    found = Evaluator(net, batches, recalibrate=calibration, bf16=config.bf16).measure(widths, told)
+    return AllScores((), net.sides, found.by_side["score"].T, found.by_side["loss"].T)
 
 
 def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
@@ -297,7 +332,7 @@ def _memory(device: str) -> int:
 
 def _paths(config: RankConfig, space: NetworkSpace) -> int:
     method = config.resolved()
-    return len(method.sampling.paths(0, np.random.default_rng(0), space, get_principle(method.principle)))
+    return len(method.sampling.paths(0, 0, space, get_principle(method.principle)))
 
 
 def _read_report(path: Path) -> dict[str, Any]:

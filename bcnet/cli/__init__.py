@@ -20,6 +20,7 @@ from bcnet.cli.front import front
 from bcnet.cli.models import models
 from bcnet.cli.pick import pick
 from bcnet.cli.recipe import recipe_app
+from bcnet.cli.report import report
 from bcnet.cli.run import run
 from bcnet.cli.show import show
 from bcnet.cli.stage import STAGES, stage_command
@@ -50,7 +51,7 @@ def _root(
 app.command("run")(run)
 for _stage in STAGES:
     app.command(_stage)(stage_command(_stage))
-for _command in (pick, front, export, models, show, cost, balance, fairness):
+for _command in (report, pick, front, export, models, show, cost, balance, fairness):
     app.command(_command.__name__)(_command)
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(bench_app, name="bench")

@@ -43,17 +43,18 @@ def list_recipes(as_json: Annotated[bool, options.JSON] = False) -> None:
 
 @recipe_app.command("show")
 def show_recipe(
-    place: Annotated[str, PLACE_ARGUMENT] = "digits",
+    place: Annotated[str, PLACE_ARGUMENT] = "cluttered_digits",
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Print a recipe with every key, as YAML to start your own from."""
+    """Print a recipe with every key and what it means, as YAML to start your own from."""
     from bcnet.run.recipe import Recipe
+    from bcnet.run.recipe_comments import commented
 
     recipe = Recipe.read(place)
     if as_json:
         print_json(recipe.to_dict())
     else:
-        print(recipe.to_yaml(), end="")
+        print(commented(recipe), end="")
 
 
 @recipe_app.command("check")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bcnet.cli import options
+from bcnet.cli.plan import print_plan
 from bcnet.cli.stage import open_run, require_trust, work
 from bcnet.errors import BcnetError
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "score", "least")
 """Keys whose defaults depend on where networks start."""
-DATA_FORMS = "digits, cifar10:FOLDER or imagefolder:FOLDER"
+EXAMPLE = "cluttered_digits"
+"""The recipe of a run that is told nothing."""
+DATA_FORMS = "digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER"
 
 
 def run(
@@ -31,6 +34,18 @@ def run(
     pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights timm or torchvision publish.")] = False,
     start: Annotated[str | None, typer.Option(help="trained: keep what it has learnt; or scratch.")] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe by name or file; see `bcnet recipe list`.")] = None,
+    effort: Annotated[
+        str, typer.Option(metavar="quick|normal|paper", help="How much work: a first look, the recipe's, the paper's.")
+    ] = "normal",
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES|none", help="What is trained for comparison only: full,uniform, ...; or none."),
+    ] = None,
+    latency_backend: Annotated[
+        str | None, typer.Option(metavar="torch|onnxruntime", help="What latency is measured by.")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="How often slim networks are trained, for intervals.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it will take, and leave.")] = False,
     out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="The one seed of everything.")] = None,
@@ -46,8 +61,10 @@ def run(
 ) -> None:
     """Slim a network within a budget: what it has learnt is kept, and the slim networks learn from it.
 
-    With nothing said, a small network on the embedded digits is slimmed to half its FLOPs.
+    With nothing said, a small network on digits in clutter, which need no download, is slimmed to 8% of its
+    FLOPs.
     """
+    from bcnet.run.effort import with_effort
     from bcnet.run.pipeline import check_stage
     from bcnet.run.session import Run
     from bcnet.training import distributed
@@ -59,8 +76,10 @@ def run(
     if resume is not None:
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
         more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
-        _refuse({**given, **more, "--set": settings})
-        work(open_run(resume, device, trust), until, as_json, log=log)
+        how: dict[str, Any] = {"--compare": compare, "--repeats": repeats, "--plan": plan or None}
+        how |= {"--latency-backend": latency_backend}
+        _refuse({**given, **more, **how, "--set": settings})
+        work(open_run(resume, device, trust), until, as_json, log=log, planned=True)
         return
     changes = {
         "model": model,
@@ -71,17 +90,23 @@ def run(
         "pretrained": pretrained or None,
         "start": start,
         "seed": seed,
+        "compare": None if compare is None else [name.strip() for name in compare.split(",") if name != "none"],
+        "repeats": repeats,
     }
     base = _base(model, data, recipe)
     if model is None:
         require_trust(base, trust)
-    chosen = _changed(base, changes, settings or [])
+    backend = [] if latency_backend is None else [f"latency.backend={latency_backend}"]
+    chosen = changed(with_effort(base, effort), changes, [*backend, *(settings or [])])
+    if plan:
+        print_plan(chosen, device, as_json)
+        return
     distributed.start(cpu=device == "cpu")
     begun = Run(distributed.decide(lambda: out if out is not None else _new_folder(chosen)), device)
     with begun.lock():  # without a gap in which another process could take the folder
         distributed.decide(lambda: _create(begun, chosen))
         try:
-            work(begun, until, as_json, log=log)
+            work(begun, until, as_json, log=log, planned=True)
         except BcnetError:
             if not begun.done("trace"):
                 begun.abandon()
@@ -107,7 +132,7 @@ def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     if recipe is not None:
         return Recipe.read(recipe)
     if model is None and data is None:
-        return Recipe.read("digits")
+        return Recipe.read(EXAMPLE)
     if data is None:
         raise BcnetError(f"the data is missing: add --data {DATA_FORMS}, or --recipe")
     if model is None:
@@ -115,7 +140,7 @@ def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def _changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
+def changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
     """``base`` with what the command line says; files and folders by their full path, so that it works anywhere."""
     content = base.to_dict()
     given = {key: value for key, value in options.items() if value is not None}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bcnet.cli import options
 from bcnet.cli.console import console, interruptible, print_json, table
+from bcnet.cli.plan import tell_plan
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
@@ -24,9 +25,8 @@ STAGES = {
     "retrain": "Train what a run found, and what it is compared with.",
     "targets": "Find a slim network for every target of a run.",
     "compare": "Measure the networks of a run side by side.",
-    "report": "Write the report of a run.",
 }
-"""Stages and what their commands do; exporting has options of its own (:mod:`bcnet.cli.export`)."""
+"""Stages and what their commands do; export and report have commands of their own."""
 
 
 def stage_command(name: str) -> Callable[..., None]:
@@ -39,7 +39,7 @@ def stage_command(name: str) -> Callable[..., None]:
         trust: Annotated[bool, options.TRUST] = False,
         as_json: Annotated[bool, options.JSON] = False,
     ) -> None:
-        work(open_run(run, device, trust), name, as_json, again)
+        work(open_run(run, device, trust), name, as_json, again=again)
 
     command.__doc__ = f"{STAGES[name]}\n\nEarlier stages that are not done yet are done first."
     return command
@@ -61,18 +61,20 @@ def require_trust(recipe: Recipe, trust: bool) -> None:
         raise BcnetError(f"this would run the Python file {recipe.python_file}: add --trust if you know what it does")
 
 
-def work(run: Run, until: str, as_json: bool, again: bool = False, log: str = "") -> None:
-    """Run the stages up to ``until`` and print what there is."""
+def work(run: Run, until: str, as_json: bool, *, again: bool = False, log: str = "", planned: bool = False) -> None:
+    """Run the stages up to ``until`` and print what there is; ``planned`` says first how long that will take."""
     from bcnet.run.pipeline import run_stages
     from bcnet.training import distributed
     from bcnet.utils.progress import Listener, TensorBoard, shown
 
     first = distributed.main_process()
     screens = shown() if first else nullcontext(Listener())
-    trusting = " --trust" if run.recipe.python_file else ""
-    with interruptible(f"go on with `bcnet run --resume {run.folder}{trusting}`"), screens as screen, run.lock():
+    how = f"go on with `bcnet run --resume {run.folder}{_trusting(run)}`"
+    with interruptible(how), screens as screen, run.lock():
         run.listener = TensorBoard(screen, run.path(log)) if log and first else screen
         with closing(run.listener):
+            if planned:
+                tell_plan(run, until)
             run_stages(run, until, again)
     if first:
         print_run(run, until, as_json)
@@ -111,7 +113,7 @@ def _print_summary(run: Run, until: str) -> None:
         _print_targets(run)
         return
     if not run.done("compare"):
-        out.print(f"{until} is done: {run.folder}", soft_wrap=True)
+        out.print(f"{until} is done: {run.folder}{_next_step(run, until)}", soft_wrap=True)
         return
     compared, data = run.read("compare"), report_data(run)
     predicted = all("predicted_ms" in row for row in compared["networks"])
@@ -139,10 +141,27 @@ def _print_summary(run: Run, until: str) -> None:
         ],
         rows,
     )
-    for sentence in words.comparison(data):
+    for sentence in (*words.broken_budgets(data), *words.comparison(data)):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     report = _report_path(run) if run.done("report") else None
     out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
+
+
+def _next_step(run: Run, until: str) -> str:
+    """What to type next."""
+    from bcnet.run.pipeline import stages_of
+
+    names = stages_of(run.recipe)
+    following = names[names.index(until) + 1 :]
+    if not following:
+        return ""
+    there = f"{run.folder}{_trusting(run)}"
+    return f" (next: `bcnet {following[0]} {there}`, or all: `bcnet run --resume {there}`)"
+
+
+def _trusting(run: Run) -> str:
+    """What a command to go on with a run must add, as the user has trusted its Python file already."""
+    return " --trust" if run.recipe.python_file else ""
 
 
 def _began(run: Run) -> str:

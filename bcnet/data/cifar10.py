@@ -26,6 +26,7 @@ from bcnet.utils.files import read_regular, write_file
 MEAN = (0.4914 * 255, 0.4822 * 255, 0.4465 * 255)
 STD = (0.2470 * 255, 0.2435 * 255, 0.2616 * 255)
 CLASSES = 10
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 Rows = NDArray[np.uint8]
 _ROW = 1 + 3 * 32 * 32
@@ -68,6 +69,7 @@ def _parts(folder: Path, train: list[str], test: list[str], read: Callable[[Path
         std=STD,
         crop=4,
         flip=True,
+        names=NAMES,
     )
 
 

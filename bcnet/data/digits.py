@@ -26,4 +26,6 @@ def read_digits() -> ImageSet:
         std=(6.017,),
         crop=1,
         flip=False,
+        names=tuple(map(str, range(10))),
+        values="0 to 16",
     )

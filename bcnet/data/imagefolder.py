@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from bcnet.data.options import LoadOptions
-from bcnet.data.source import Batch, Index, check_start, epoch_rng, share
+from bcnet.data.source import Batch, Index, Preprocessing, check_start, epoch_rng, share
 from bcnet.errors import BcnetError
 
 MEAN = {3: (0.485 * 255, 0.456 * 255, 0.406 * 255), 1: (0.449 * 255,)}
@@ -39,6 +39,14 @@ class Folder:
     files: tuple[Path, ...]
     labels: Index
     classes: tuple[str, ...]
+
+
+def preprocessing(options: LoadOptions) -> Preprocessing:
+    """What is done to an image before it is scored."""
+    side = options.image_size
+    resize = f"the middle square of 7/8 of the shorter side, resized to {side} x {side} (bilinear)"
+    colours = "RGB" if options.channels == 3 else "grey"
+    return Preprocessing(MEAN[options.channels], STD[options.channels], f"0 to 255, {colours}", resize)
 
 
 def read_folder(root: Path, classes: tuple[str, ...] | None = None) -> Folder:

@@ -1,7 +1,8 @@
-"""One verb for data by name: digits, cifar10:FOLDER, imagefolder:FOLDER."""
+"""One verb for data by name: digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,15 +10,17 @@ from pathlib import Path
 import torch
 
 from bcnet.data.cifar10 import read_cifar10
+from bcnet.data.cluttered_digits import read_cluttered_digits
 from bcnet.data.device import DeviceData
 from bcnet.data.digits import read_digits
-from bcnet.data.imagefolder import FolderData, read_folder
+from bcnet.data.imagefolder import FolderData, preprocessing, read_folder
 from bcnet.data.options import LoadOptions
-from bcnet.data.source import Data, ImageSet, Labelled, split
+from bcnet.data.source import Data, ImageSet, Labelled, Preprocessing, split
 from bcnet.errors import BcnetError
 from bcnet.utils.files import full_path
 
-NAMES = {"digits": "digits", "cifar10": "cifar10:FOLDER", "imagefolder": "imagefolder:FOLDER"}
+EMBEDDED = {"digits": read_digits, "cluttered_digits": read_cluttered_digits}
+NAMES = {**{name: name for name in EMBEDDED}, "cifar10": "cifar10:FOLDER", "imagefolder": "imagefolder:FOLDER"}
 
 
 def load_data(
@@ -31,8 +34,9 @@ def load_data(
 ) -> Data:
     """The data set ``name`` with ``val_fraction`` of its training images kept for validation, chosen by ``seed``.
 
-    ``digits`` and ``cifar10:FOLDER`` are held on ``device``. ``imagefolder:FOLDER`` reads FOLDER/train/CLASS/*;
-    FOLDER/val or FOLDER/test is the test set (where there are both, val is the validation set as it stands).
+    ``digits``, ``cluttered_digits`` and ``cifar10:FOLDER`` are held on ``device``. ``imagefolder:FOLDER`` reads
+    FOLDER/train/CLASS/*; FOLDER/val or FOLDER/test is the test set (where there are both, val is the validation set as
+    it stands).
     ``shard`` is (rank, world) in a run of several processes: each gets its part of the batches one would see.
     """
     kind, colon, path = name.partition(":")
@@ -42,14 +46,35 @@ def load_data(
         raise BcnetError(f"unknown data {kind!r}: {hint}")
     request = _Request(name, val_fraction, seed, device, shard, options or LoadOptions())
     try:
-        if kind == "digits":
+        if kind in EMBEDDED:
             if colon:
-                raise BcnetError("digits comes with bcnet and takes no folder: write digits")
-            return request.held(read_digits())
+                raise BcnetError(f"{kind} comes with bcnet and takes no folder: write {kind}")
+            return request.held(EMBEDDED[kind]())
         folder = _folder(kind, path)
         return request.held(read_cifar10(folder)) if kind == "cifar10" else request.streamed(folder)
     except OSError as error:
         raise BcnetError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
+
+
+def _sized(shape: tuple[int, int, int]) -> str:
+    return f"images of {shape[1]} x {shape[2]} pixels as they are"
+
+
+def _check_size(path: Path, side: int) -> None:
+    """Say it where images are much smaller than what they are resized to."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+    except Exception:  # what is broken is said where it is read
+        return
+    if 1.5 * max(width, height) < side:
+        warnings.warn(
+            f"images are enlarged to {side} x {side} pixels, as loading.image_size says, but {path.name} has "
+            f"{width} x {height}: a size of {max(width, height)} would cost less",
+            stacklevel=2,
+        )
 
 
 def _folder(kind: str, path: str) -> Path:
@@ -87,6 +112,8 @@ class _Request:
             whole=training.train(options, self.seed, shard=self.shard),
             shape=training.shape,
             classes=images.classes,
+            names=images.names,
+            preprocessing=Preprocessing(images.mean, images.std, images.values, _sized(training.shape)),
         )
 
     def _move(self, images: ImageSet, part: Labelled, pad: int = 0) -> DeviceData:
@@ -105,6 +132,7 @@ class _Request:
         if not (root / "train").is_dir():
             raise BcnetError(f"{root} has no folder 'train': images are looked for in train/CLASS/ and val/CLASS/")
         folder = read_folder(root / "train")
+        _check_size(folder.files[0], self.options.image_size)
         images = FolderData(folder, self.options, self.seed, self.device)
         others = [
             FolderData(read_folder(root / part, folder.classes), self.options, self.seed, self.device)
@@ -124,4 +152,6 @@ class _Request:
             whole=images.train(None, self.shard),
             shape=(self.options.channels, self.options.image_size, self.options.image_size),
             classes=len(folder.classes),
+            names=folder.classes,
+            preprocessing=preprocessing(self.options),
         )

@@ -37,6 +37,20 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Later:
+    """``source`` from the epoch ``first`` on: the same images, shuffled and augmented in another way."""
+
+    source: Source
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
+        return self.source.batches(self.first + epoch, start, device)
+
+
 class Labelled(NamedTuple):
     """Decoded images (n, C, H, W) uint8 and their labels (n,) int64."""
 
@@ -44,8 +58,20 @@ class Labelled(NamedTuple):
     labels: Index
 
 
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a raw image to an input: ``resize`` in words, pixel ``values`` ("0 to 255"), then minus ``mean`` (C,),
+    divided by ``std`` (C,), both in units of these values."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    values: str
+    resize: str
+
+
 class ImageSet(NamedTuple):
-    """A data set small enough for memory, with its own normalisation (C,) and customary augmentation."""
+    """A data set small enough for memory, with its own normalisation (C,) and customary augmentation; ``values`` are
+    those of its pixels."""
 
     train: Labelled
     test: Labelled
@@ -54,6 +80,8 @@ class ImageSet(NamedTuple):
     std: tuple[float, ...]
     crop: int
     flip: bool
+    names: tuple[str, ...]
+    values: str = "0 to 255"
 
 
 @dataclass(frozen=True)
@@ -62,7 +90,8 @@ class Data:
 
     ``train`` and ``val`` are disjoint parts of the training set and ``whole`` is both together, augmented, for
     the final training; ``test`` is never looked at by the search. In a run of several processes ``train`` and
-    ``whole`` give each its share of every batch, ``val`` and ``test`` give all images to all.
+    ``whole`` give each its share of every batch, ``val`` and ``test`` give all images to all. ``names`` are those of
+    the classes, and ``preprocessing`` is what was done to images, where known.
     """
 
     name: str
@@ -72,6 +101,8 @@ class Data:
     whole: Source | None = None
     shape: tuple[int, int, int] | None = None
     classes: int | None = None
+    names: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
 
 
 def split(labels: Index, fraction: float, seed: int) -> tuple[Index, Index]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from bcnet.latency.onnx import OnnxNetwork, write_onnx
 
 ROUNDS = 50
 LONGEST = 5.0  # seconds of measuring
@@ -29,3 +33,17 @@ def compare_latency(networks: Mapping[str, nn.Module], example: Tensor) -> dict[
         if turn > 5 and time.monotonic() > end:
             break
     return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def compare_backend(networks: Mapping[str, nn.Module], example: Tensor, backend: str) -> dict[str, float]:
+    """Milliseconds of one forward pass by ``backend``: ``torch`` as networks are, or ``onnxruntime`` on the CPU."""
+    if backend == "torch":
+        return compare_latency(networks, example)
+    inputs = (example[:1].cpu().contiguous(),)
+    with tempfile.TemporaryDirectory() as folder:
+        written: dict[str, nn.Module] = {}
+        for name, network in networks.items():
+            path = Path(folder) / f"{name}.onnx"
+            write_onnx(network.cpu(), inputs, path)
+            written[name] = OnnxNetwork(path)
+        return compare_latency(written, inputs[0])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,10 @@ class LatencyTable:
         given = np.hstack([ones, widths])
         layers = _bilinear(given @ self.row_forms.T, given @ self.column_forms.T, self.rows, self.columns, self.table)
         return np.column_stack([ones, layers.sum(axis=1), given @ self.traffic])
+
+    def corrected(self, factor: float) -> LatencyTable:
+        """The table with all its predictions times ``factor``."""
+        return replace(self, weights=factor * self.weights)
 
     @property
     def error(self) -> float:
@@ -324,7 +329,7 @@ def _form(space: NetworkSpace, size: Size) -> Floats:
 def _traffic(space: NetworkSpace) -> Floats:
     """Activations that operators between the layers write for one input, as a linear form of the widths (1 + L,).
 
-    Where two variables span a tensor, the second is counted at full width.
+    Where several variables span a tensor, all but the first are counted at full width.
     """
     full = [v.count for v in space.coupling.variables]
     form = np.zeros(1 + len(space))
@@ -337,7 +342,7 @@ def _traffic(space: NetworkSpace) -> Floats:
         if layer or view or not space.coupling.sizes[node.name]:
             continue
         for key, k in product(space.coupling.sizes[node.name][0]).items():
-            share = k / space.graph.batch * (full[key[1]] if len(key) == 2 else 1)
+            share = k / space.graph.batch * prod(full[v] for v in key[1:])
             form[1 + key[0] if key else 0] += share / (space.variables[key[0]].unit if key else 1)
     return form
 

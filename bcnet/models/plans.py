@@ -178,5 +178,15 @@ DIGITS = NamedPlan(
         ("head.conv", 128),
     )
 )
+# Wide where images are small and narrow where they are large, as networks often are whose widths double at each stride.
+CLUTTERED = NamedPlan(
+    (
+        ("stem.conv", 12),
+        ("conv1.conv", 24),
+        ("conv2.conv", 48),
+        ("block.body.conv1.conv", 48),
+        ("head.conv", 96),
+    )
+)
 
 Plan = VGGPlan | ResNetPlan | InvertedPlan | NamedPlan

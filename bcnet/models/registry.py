@@ -92,6 +92,7 @@ _Size = tuple[tuple[int, int, int], int]
 _IMAGENET: _Size = ((3, 224, 224), 1000)
 _CIFAR: _Size = ((3, 32, 32), 10)
 _DIGITS: _Size = ((1, 8, 8), 10)
+_CLUTTERED: _Size = ((1, 24, 24), 10)
 
 # name, family, plan, size, FLOPs, parameters, about; tests/models/test_zoo.py measures the figures on built networks.
 _TABLE: tuple[tuple[str, str, plans.Plan, _Size, int, int, str], ...] = (
@@ -103,6 +104,15 @@ _TABLE: tuple[tuple[str, str, plans.Plan, _Size, int, int, str], ...] = (
         2_331_904,
         51_978,
         "small net for scikit-learn's digits: a residual and an inverted residual block",
+    ),
+    (
+        "cluttered_cnn",
+        "digits_cnn",
+        plans.CLUTTERED,
+        _CLUTTERED,
+        3_748_992,
+        97_534,
+        "small net for digits in clutter, the example of `bcnet run`: wide where images are small",
     ),
     (
         "channel_bench_mobilenet",

@@ -6,17 +6,16 @@ follow light, dark and print as the text does. Hover labels are HTML to Plotly, 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from bcnet.report import words
 from bcnet.report.data import Curve, ReportData
+from bcnet.report.fairness import fairness
 from bcnet.search.trial import Trial, best_so_far, front_of
-from bcnet.space.widths import WidthVariable
-from bcnet.supernet.principle import UA, Principle, get_principle
+from bcnet.supernet.principle import get_principle
 
 Figure = dict[str, Any]
 
@@ -81,6 +80,7 @@ def retained(data: ReportData) -> Figure:
         "y": ratios,
         "hovertext": hover,
         "hoverinfo": "text",
+        **({"text": [str(c) for c in data.found.widths], "textposition": "auto"} if len(places) <= MOST_NAMES else {}),
         "marker": {"color": "--found", "cornerradius": 3},
     }
     traces: list[Figure] = [bars]
@@ -139,6 +139,7 @@ def front(data: ReportData) -> Figure:
             "y": [_score(data, t.score) for t in edge],
             "line": {"color": "--found", "width": 1.5, "shape": "hv"},
             "marker": {"color": "--found", "size": 6},
+            "customdata": [_picked(data, t) for t in edge],
             "hovertemplate": f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>front</extra>",
         },
     ]
@@ -149,13 +150,32 @@ def front(data: ReportData) -> Figure:
         if at is not None and scores.get(who) is not None:
             traces.append(_point(data, who, at / scale, _score(data, scores[who]), unit))
     limit = data.first_budget.limit / scale
+    side = "left" if limit < 0.6 * data.full.costs.get(name, limit) / scale else "right"
     return _figure(
         traces,
         xaxis={"title": {"text": words.COSTS.get(name, name)}, "tickformat": "~s", "ticksuffix": unit},
         yaxis=_score_axis(data),
         shapes=[_line({"x0": limit, "x1": limit, "y0": 0, "y1": 1, "yref": "paper"}, "--mute")],
-        annotations=[_label(escape(data.first_budget.text), x=limit, y=0, yref="paper", xanchor="left", xshift=5)],
+        annotations=[
+            _label(
+                escape(data.first_budget.text),
+                x=limit,
+                y=0,
+                yref="paper",
+                xanchor=side,
+                xshift=5 if side == "left" else -5,
+            )
+        ],
     )
+
+
+def _picked(data: ReportData, trial: Trial) -> list[str]:
+    """What a click on a point of the front says: its widths and costs, and the command that makes a network of it."""
+    widths = ", ".join(f"{v.name} {width}" for v, width in zip(data.variables, trial.widths, strict=True))
+    costs = ", ".join(f"{words.cost(name, value)} {words.COSTS.get(name, name)}" for name, value in trial.costs.items())
+    name = data.first_budget.name
+    unit = {"latency": "ns", "memory": "B"}.get(name, "")
+    return [f"{costs}; {widths}", f"bcnet pick {shlex.quote(data.run)} --budget {name}={trial.costs[name]:.0f}{unit}"]
 
 
 def progress(data: ReportData) -> Figure:
@@ -248,44 +268,6 @@ def curves(given: Sequence[Curve]) -> Figure:
         yaxis={"title": {"text": "training loss"}, **scale},
         showlegend=len(traces) > 1,
     )
-
-
-def fairness(data: ReportData, chosen: Principle) -> Figure:
-    """How often each channel is used; one pair of traces per variable, of which the page shows one."""
-    traces = []
-    for number, variable in enumerate(data.variables):
-        shown = {"visible": number == widest(data)}
-        traces.append(_steps(chosen, variable, "--found", 3) | shown | {"fill": "tozeroy", "fillcolor": "--wash"})
-        if chosen is not UA:
-            dotted = _steps(UA, variable, "--uniform", 2)
-            dotted["line"]["dash"] = "dot"
-            traces.append(dotted | shown)
-    return _figure(
-        traces,
-        xaxis={"title": {"text": "channel of the supernet"}, "showgrid": False},
-        yaxis={"title": {"text": "widths and sides that use it"}, "rangemode": "tozero"},
-    )
-
-
-def widest(data: ReportData) -> int:
-    """The variable that fairness is shown for first."""
-    return int(np.argmax([variable.max for variable in data.variables]))
-
-
-def _steps(principle: Principle, variable: WidthVariable, colour: str, width: float) -> Figure:
-    """The cardinality of every channel, drawn by its steps alone."""
-    uses = principle.cardinality(variable)
-    starts = [0, *(np.flatnonzero(np.diff(uses)) + 1).tolist(), len(uses)]
-    values = [int(uses[min(start, len(uses) - 1)]) for start in starts]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": principle.name if principle.name != "ua" else "ua, for comparison",
-        "x": [start + 0.5 for start in starts],
-        "y": values,
-        "line": {"color": colour, "width": width, "shape": "hv"},
-        "hovertemplate": f"from channel %{{x:.0f}}: used %{{y}} times<extra>{principle.name}</extra>",
-    }
 
 
 def costs(data: ReportData) -> Figure:

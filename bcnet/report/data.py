@@ -11,16 +11,17 @@ from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
 
 NAMES = (
-    "full", "uniform", "balanced", "random", "random-global", "l1-global", "l2-global", "bn-scale-global",
+    "full", "uniform", "uniform-8", "balanced", "random", "random-global", "l1-global", "l2-global", "bn-scale-global",
     "taylor-global", "fpgm-global", "lamp-global", "found",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One network: its widths (L,), its score after training from scratch, and what it costs.
+    """One network: its widths (L,), its score after training, and what it costs.
 
     ``costs`` are computed, in their own units (memory in bytes, latency in nanoseconds); ``latency_ms`` is measured.
+    ``lead`` is how far the network that ships is ahead of it on the same images, and the standard error of that.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Figures:
     score: float
     costs: Mapping[str, float]
     latency_ms: float | None = None
+    lead: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ class ReportData:
     networks began with the weights of the given one, and ``race`` what its finalists had after each round; ``slim`` is
     the name of the network that ships; ``ranked_by`` says whether these and the trials' are scores or negated losses;
     ``gains`` (L,) are what the log-width model holds for doubling each width, where it chose; ``percent`` says that
-    scores are shares, shown in percent; ``count`` is how many samples they are means of, where known; ``learnt``
-    says whether the network that ships knows more than chance; ``facts`` and ``notes`` are for people. Scores of which
-    lower is better are negated here (``higher_is_better``), and shown as
+    scores are shares, shown in percent; ``count`` is how many samples they are means of, where known, and ``repeats``
+    how many trainings; ``learnt`` says whether the network that ships knows more than chance; ``kept`` has for each
+    budget what it allows and what is taken, ``timed_by`` how latency was measured; ``run`` is the folder; ``facts`` and
+    ``notes`` are for people. Scores of which lower is better are negated here (``higher_is_better``), and shown as
     they were given, with their ``unit``.
     """
 
@@ -81,6 +84,10 @@ class ReportData:
     slim: str = "found"
     gains: tuple[float, ...] | None = None
     count: int | None = None
+    repeats: int = 1
+    kept: tuple[Mapping[str, Any], ...] = ()
+    timed_by: str = ""
+    run: str = "RUN"
     notes: tuple[str, ...] = ()
     export: Mapping[str, Any] | None = field(default=None)
 

@@ -1,6 +1,13 @@
 // Draws the charts of the page, in the colours of its style sheet, and again when those change.
-(function () {
+(async function () {
   "use strict";
+  // Plotly is packed, which makes the page less than half as large.
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(unpacked).text();
+  document.head.append(script);
+
   const charts = JSON.parse(document.getElementById("charts").textContent);
   let styles, printing = false;
 
@@ -56,6 +63,44 @@
     if (!begins) Object.keys(charts).forEach((id) => Plotly.Plots.resize(id));
   }
 
+  // Every chart as a picture or as the numbers it is drawn from.
+  function save(name, text) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    link.download = name;
+    link.click();
+  }
+
+  function csv(id) {
+    const rows = ["series,x,y"];
+    charts[id].data.forEach((trace) => (trace.x || []).forEach((x, i) => {
+      rows.push([trace.name || id, x, trace.y[i]].map((value) => JSON.stringify(value === undefined ? null : value)).join(","));
+    }));
+    return rows.join("\n") + "\n";
+  }
+
+  function offer(id) {
+    const line = document.createElement("p");
+    line.className = "take";
+    const picture = document.createElement("button"), numbers = document.createElement("button");
+    picture.textContent = "PNG";
+    numbers.textContent = "CSV";
+    picture.addEventListener("click", () => Plotly.downloadImage(id, { format: "png", scale: 2, filename: id }));
+    numbers.addEventListener("click", () => save(id + ".csv", csv(id)));
+    line.append(picture, numbers);
+    document.getElementById(id).after(line);
+  }
+
+  // A point of the front: its widths, its costs, and the command that makes a network of it.
+  function pick(event) {
+    const chosen = event.points[0].customdata;
+    if (!chosen) return;
+    const place = document.getElementById("picked");
+    place.querySelector("p").textContent = chosen[0];
+    place.querySelector("pre").textContent = chosen[1];
+    place.hidden = false;
+  }
+
   const picker = document.getElementById("fairness-variable");
   if (picker) picker.addEventListener("change", () => {
     const each = charts.fairness.data.length / picker.options.length;
@@ -69,4 +114,7 @@
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
   drawAll();
+  Object.keys(charts).forEach(offer);
+  const front = document.getElementById("front");
+  if (front) front.on("plotly_click", pick);
 })();

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import importlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
 from string import Template
@@ -13,8 +16,9 @@ from string import Template
 from bcnet import __version__
 from bcnet.errors import BcnetError
 from bcnet.report import words
-from bcnet.report.charts import all_charts, widest
+from bcnet.report.charts import all_charts
 from bcnet.report.data import NAMES, Figures, ReportData
+from bcnet.report.fairness import widest
 from bcnet.space.widths import WidthVariable
 from bcnet.supernet.principle import Principle, get_principle
 
@@ -26,13 +30,15 @@ def render(data: ReportData) -> str:
     parts = {
         "title": escape(f"{words.headline(data)} · {data.model}"),
         "style": file_text("page.css"),
-        "plotly": plotly_source(),
+        "plotly": packed_plotly(),
         "script": file_text("page.js"),
         "charts": as_json(all_charts(data)),
         "version": escape(__version__),
         "model": escape(data.model),
         "data": escape(data.data),
         "headline": escape(words.headline(data)),
+        "badge": _badge(data),
+        "budgets": _budgets(data),
         "verdict": escape(" ".join(words.verdict(data))),
         "key_figures": _key_figures(data),
         "networks": _networks(data),
@@ -61,13 +67,14 @@ def file_text(name: str) -> str:
     return (HERE / name).read_text("utf-8")
 
 
-def plotly_source() -> str:
-    """Plotly's script, ready to stand in a script element."""
+@cache
+def packed_plotly() -> str:
+    """Plotly's script, compressed: a page is 2 MB instead of 5. Browsers unpack it (page.js)."""
     try:
         source: str = importlib.import_module("plotly.offline").get_plotlyjs()
     except ModuleNotFoundError:
         raise BcnetError('the report draws with plotly, which is not installed: pip install "bcnet[report]"') from None
-    return source.replace("</script", "<\\/script")
+    return base64.b64encode(gzip.compress(source.encode(), mtime=0)).decode()
 
 
 def as_json(value: object) -> str:
@@ -104,8 +111,18 @@ def _key_figures(data: ReportData) -> str:
     )
 
 
+def _badge(data: ReportData) -> str:
+    text, kind = words.badge(data)
+    return f'<span class="badge {kind}">{escape(text)}</span>'
+
+
+def _budgets(data: ReportData) -> str:
+    items = "".join(f"<li>{escape(text)}</li>" for text in words.budgets(data))
+    return f"<ul class=budgets>{items}</ul>" if items else ""
+
+
 def _beside(data: ReportData) -> str:
-    rivals = [(name, data.networks[name].score) for name in ("full", "uniform") if name in data.networks]
+    rivals = [(name, data.networks[name].score) for name in ("full", "uniform", "uniform-8") if name in data.networks]
     return ", ".join(f"{name} {words.score(data, score)}" for name, score in rivals if not math.isnan(score))
 
 
@@ -113,10 +130,12 @@ def _networks(data: ReportData) -> str:
     """The table of all networks."""
     costs = [name for name in words.COSTS if name in data.full.costs]
     measured = any(figures.latency_ms is not None for figures in data.networks.values())
+    ahead = any(figures.lead is not None for figures in data.networks.values())
     heads = [data.metric, *(_title(name) for name in costs), *([_measured(costs)] if measured else [])]
     rows = [_row(data, data.networks[name], costs, measured) for name in NAMES if name in data.networks]
     classes = ["", *(_wide(data, name) for name in costs), ""]
     head = "".join(f"<th{c}>{escape(h)}</th>" for c, h in zip(classes, heads, strict=False))
+    head += "<th>slim is ahead by</th>" if ahead else ""
     return f"<table class=networks><thead><tr><th>network</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
@@ -142,6 +161,8 @@ def _row(data: ReportData, figures: Figures, costs: Sequence[str], measured: boo
         cells.append(f"<td{wide}>{text}<small>{words.share(figures.costs[name], data.full.costs[name])}</small></td>")
     if measured:
         cells.append(f"<td>{words.milliseconds(figures.latency_ms)}</td>")
+    if any(other.lead is not None for other in data.networks.values()):
+        cells.append(f"<td>{escape(words.lead(data, figures))}</td>")
     return f"<tr class={figures.name}>{''.join(cells)}</tr>"
 
 
@@ -176,6 +197,17 @@ def _front(data: ReportData) -> str:
     return (
         f"{len(data.trials):,} configurations were scored {_scored_with(data)}, {inside:,} of them within the "
         f"budget. These scores rank configurations; the {data.metric} that counts is that after training, above."
+        f"{_below(data)} Click on a point of the front for its widths and the command that trains it."
+    )
+
+
+def _below(data: ReportData) -> str:
+    """Why the star may lie below the front."""
+    if data.gains is None:
+        return ""
+    return (
+        " The star may lie below the front: single scores err, so it was chosen by a model of all of them, and points "
+        "above it are partly luck."
     )
 
 
@@ -186,9 +218,16 @@ def _scored_with(data: ReportData) -> str:
 def _how(data: ReportData) -> str:
     began = "began with the most important channels of your network" if data.inherited else "were trained from scratch"
     return (
-        f"All slim networks {began} and were trained by the same recipe, once each, with seed "
-        f"{data.facts.get('seed', '0')}: small differences can be chance. Percentages are of the full network."
+        f"All slim networks {began} and were trained by the same recipe, {_often(data)}, with seed "
+        f"{data.facts.get('seed', '0')}. Half of a 95% interval follows each difference. Percentages are of the full "
+        "network."
     )
+
+
+def _often(data: ReportData) -> str:
+    if data.repeats > 1:
+        return f"{data.repeats} times each (intervals are over trainings and images)"
+    return "once each (intervals are over images alone: what another training would change was not measured)"
 
 
 def _training(data: ReportData) -> str:

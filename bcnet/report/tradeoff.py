@@ -9,7 +9,7 @@ from typing import Any
 
 from bcnet import __version__
 from bcnet.report import words
-from bcnet.report.page import as_json, file_text, plotly_source
+from bcnet.report.page import as_json, file_text, packed_plotly
 
 Pair = tuple[float, float]
 
@@ -59,9 +59,10 @@ $style</style></head><body><main><header>
 <p class="eyebrow"><b>bcnet</b> report · $model on $data</p><h1>$title</h1>
 <p class="lead">$lead</p><div class="scroll">$table</div></header>
 <section><h2>$metric against cost</h2><div class="chart" id="tradeoff"></div>
-<p class="caption">Each point was searched, raced and trained for its own budget, once; its own report has more.</p>
+<p class="caption">$caption</p>
 </section></main><footer>Made by bcnet $version. This page is one file and loads nothing from elsewhere.</footer>
-<script>$plotly</script><script type="application/json" id="charts">$charts</script><script>$script</script>
+<script type="text/plain" id="plotly">$plotly</script>
+<script type="application/json" id="charts">$charts</script><script>$script</script>
 </body></html>
 """
 )
@@ -79,8 +80,9 @@ def render_tradeoff(data: Tradeoff) -> str:
         style=file_text("page.css"),
         lead=escape(_lead(data)),
         table=_table(data, label),
+        caption="Each point was searched, raced and trained for its own budget, once; its own report has more.",
         version=escape(__version__),
-        plotly=plotly_source(),
+        plotly=packed_plotly(),
         charts=as_json({"tradeoff": _chart(data, label)}),
         script=file_text("page.js"),
     )

@@ -19,6 +19,7 @@ CRITERIA = {
 }
 RIVALS = {
     "uniform": "scaling all layers alike",
+    "uniform-8": "scaling all layers alike, in multiples of 8,",
     "balanced": "balancing layers without a search",
     "random": "the best of random widths",
     "random-global": "cutting channels at random",
@@ -74,10 +75,10 @@ def headline(data: ReportData) -> str:
     if not data.learnt:
         return f"the slim network has not learnt anything: {score(data, data.found.score)} {data.metric}"
     if data.inherited and not math.isnan(data.full.score):
-        slim = share(data.found.costs[name], data.full.costs[name])
+        slim = _kept_share(data)
         before, after = score(data, data.full.score), score(data, data.found.score)
         return f"your network: {before} at 100% → slim: {after} at {slim} of the {COSTS.get(name, name)}"
-    at = f"{share(data.found.costs[name], data.full.costs[name])} of the {COSTS.get(name, name)}"
+    at = f"{_kept_share(data)} of the {COSTS.get(name, name)}"
     if math.isnan(data.full.score):
         return f"{at}, {score(data, data.found.score)} {data.metric}"
     difference = data.found.score - data.full.score
@@ -89,6 +90,39 @@ def headline(data: ReportData) -> str:
     return f"{at} for {gap(data, difference)} {of} {data.metric}"
 
 
+def _kept_share(data: ReportData) -> str:
+    """How much of the first budget's cost is left; of latency, as it was measured."""
+    name, full, found = data.first_budget.name, data.full, data.found
+    if name == "latency" and full.latency_ms is not None and found.latency_ms is not None:
+        return share(found.latency_ms, full.latency_ms)
+    return share(found.costs[name], full.costs[name])
+
+
+def badge(data: ReportData) -> tuple[str, str]:
+    """The verdict in a word, and its kind: ``good``, ``open`` or ``bad``."""
+    if not data.learnt:
+        return "failed: nothing was learnt", "bad"
+    if not all(kept["met"] for kept in data.kept):
+        return "failed: a budget is not met", "bad"
+    rivals = _rivals(data)
+    if not rivals:
+        return "not compared", "open"
+    best = max(rivals, key=lambda rival: rival.score)
+    ahead, chance = data.found.score - best.score, _chance(data, best)
+    if data.slim != "found" or -ahead > chance:
+        return "the search was not worth it", "bad"
+    return ("worth it", "good") if ahead > chance else ("no clear difference", "open")
+
+
+def budgets(data: ReportData) -> list[str]:
+    """For each budget whether it holds, and by what."""
+    return [
+        f"{kept['text']}: {'met' if kept['met'] else 'not met'}, {kept['by']} "
+        f"({cost(kept['name'], kept['taken'])} of {cost(kept['name'], kept['allowed'])})"
+        for kept in data.kept
+    ]
+
+
 def verdict(data: ReportData) -> list[str]:
     """The verdict in two or three sentences."""
     budget = ", ".join(b.text for b in data.budgets)
@@ -97,36 +131,62 @@ def verdict(data: ReportData) -> list[str]:
         f"on the {data.scored_on} of {data.data}"
         + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}."),
         *([] if data.learnt else [NOT_LEARNT]),
+        *broken_budgets(data),
         *comparison(data),
+    ]
+
+
+def broken_budgets(data: ReportData) -> list[str]:
+    """A sentence for each budget that does not hold."""
+    return [
+        f"The budget {kept['text']} is not met: {kept['by']}, it takes {cost(kept['name'], kept['taken'])}, and "
+        f"{cost(kept['name'], kept['allowed'])} are allowed."
+        for kept in data.kept
+        if not kept["met"]
     ]
 
 
 def comparison(data: ReportData) -> list[str]:
     """What was found beside other networks of the same budget, in up to two sentences, and what may be chance."""
-    rivals = [data.networks[name] for name in RIVALS if name in data.networks and name != data.slim]
-    sentences = []
+    rivals, sentences = _rivals(data), []
     if data.slim != "found":
         sentences.append(
             f"On validation images {RIVALS[data.slim]} did better than what the search found, so that is what ships."
         )
     if rivals:
         sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
-    behind = max((rival.score - data.found.score for rival in rivals), default=0.0)
-    chance = _chance(data)
-    if behind > chance:
-        sentences.append("So the search was not worth it here: train the supernet for longer, or take the better one.")
-    elif rivals and chance:
-        sentences.append(
-            f"On {data.count:,} {data.scored_on}, chance alone makes differences of up to {gap(data, chance)}."
-        )
-    return sentences
+    best = max(rivals, key=lambda rival: rival.score, default=None)
+    return sentences if best is None else [*sentences, *_certainty(data, best)]
 
 
-def _chance(data: ReportData) -> float:
-    """Two standard errors of the difference of two shares like the one found; nothing where that is not known."""
+def _rivals(data: ReportData) -> list[Figures]:
+    """What was trained at the budget of the network that ships."""
+    return [data.networks[name] for name in RIVALS if name in data.networks and name != data.slim]
+
+
+def _certainty(data: ReportData, rival: Figures) -> list[str]:
+    """Whether what ships and its best rival differ by more than chance, and what chance means here."""
+    ahead, chance = data.found.score - rival.score, _chance(data, rival)
+    images = f"{data.count:,} {data.scored_on}" if data.count else f"the {data.scored_on}"
+    if -ahead > chance:
+        return ["So the search was not worth it here: train for longer, or take the better one."]
+    if not chance:
+        return []
+    more = f"and over {data.repeats} trainings of each " if data.repeats > 1 else ""
+    once = [] if data.repeats > 1 else ["Each was trained once: what another training would change was not measured."]
+    if ahead > chance:
+        return [f"That is more than chance on {images} {more}allows.", *once]
+    return [f"On {images} {more}".rstrip() + f", chance alone makes differences of up to {gap(data, chance)}.", *once]
+
+
+def _chance(data: ReportData, rival: Figures) -> float:
+    """What 95 of 100 differences of two equally good networks stay below: by the images both were measured on, else
+    by the number of images of a share; nothing where neither is known."""
+    if rival.lead is not None:
+        return 1.96 * rival.lead[1]
     if not data.percent or not data.count:
         return 0.0
-    return 2 * math.sqrt(2 * data.found.score * (1 - data.found.score) / data.count)
+    return 1.96 * math.sqrt(2 * data.found.score * (1 - data.found.score) / data.count)
 
 
 def _against(data: ReportData, rival: Figures) -> str:
@@ -134,7 +194,24 @@ def _against(data: ReportData, rival: Figures) -> str:
     difference = data.found.score - rival.score
     if _same(difference):
         return f"{what} does as well ({score(data, rival.score)})"
-    return f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {direction(data, -difference)}"
+    gives = f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {direction(data, -difference)}"
+    return f"{gives}{_interval(data, rival)}"
+
+
+def lead(data: ReportData, rival: Figures) -> str:
+    """How far the network that ships is ahead of ``rival``, with half of the 95 % interval: ``+1.14 ± 0.39``."""
+    if rival.lead is None or rival.name == data.slim:
+        return "–"
+    scale = 100 if data.percent else 1
+    return f"{scale * rival.lead[0]:+.3g} ± {1.96 * scale * rival.lead[1]:.2g}"
+
+
+def _interval(data: ReportData, rival: Figures) -> str:
+    if rival.lead is None:
+        return ""
+    size, reach = abs(rival.lead[0]), 1.96 * rival.lead[1]
+    ends = [100 * end if data.percent else end for end in (size - reach, size + reach)]
+    return f" (95% interval: {ends[0]:.3g} to {ends[1]:.3g})"
 
 
 def _same(difference: float) -> bool:

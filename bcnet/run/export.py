@@ -1,17 +1,13 @@
 """From a run to files that ship: plain weights, ONNX or PyTorch's pt2, checked against the network on real inputs.
 
-Every export writes ``widths.json`` and ``weights.safetensors`` (see :mod:`bcnet.run.serialization`); ONNX and pt2 add
-``model.onnx`` or ``model.pt2``. The original and the slim network are then timed side by side.
+Every export writes ``widths.json`` and ``weights.safetensors`` (see :mod:`bcnet.run.serialization`) and ``MODEL.md``, a
+model card (:mod:`bcnet.run.card`); ONNX and pt2 add ``model.onnx`` or ``model.pt2``. The original and the slim network
+are then timed side by side.
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,9 +16,12 @@ from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
 from bcnet.latency.compare import compare_latency
+from bcnet.latency.onnx import OnnxNetwork, any_batch, onnxruntime, quiet_exports, write_onnx
+from bcnet.run.card import CARD, facts_of, model_card, write_metadata
 from bcnet.run.recipe import PYTHON
 from bcnet.run.serialization import DESCRIPTION, WEIGHTS, Description, save
 from bcnet.run.session import Run
+from bcnet.utils.files import clear_errors, write_file
 
 Format = Literal["torch", "onnx", "pt2"]
 TOLERANCE = 1e-3
@@ -40,10 +39,10 @@ def export_run(
     if to not in get_args(Format):
         raise BcnetError(f"unknown format {to!r:.40}: there are {', '.join(get_args(Format))}")
     if to == "onnx":
-        _onnxruntime()
+        onnxruntime()
     folder = run.path("export") if out is None else Path(out)
-    network = run.network()
-    save(folder, network, description(run))
+    network, described = run.network(), description(run)
+    save(folder, network, described)
     network, inputs = network.cpu(), (_real_inputs(run),)
     original = run.fresh(run.full).cpu().eval()
     result: dict[str, Any] = {"format": to, "path": str(folder), "difference": None, "any_batch": True}
@@ -55,10 +54,14 @@ def export_run(
     if to == "onnx":
         files.append("model.onnx")
         result["difference"], result["any_batch"] = to_onnx(network, inputs, folder / files[-1], tolerance)
+        write_metadata(folder / files[-1], described.facts)
         with tempfile.TemporaryDirectory() as place:
             path = Path(place) / "original.onnx"
-            _write_onnx(original, inputs, path)
+            write_onnx(original, inputs, path)
             timed = {"original": OnnxNetwork(path), "slim": OnnxNetwork(folder / files[-1])}
+    with clear_errors(f"the network in {folder}"):
+        write_file(folder / CARD, model_card(run, described.facts, files).encode())
+    files.append(CARD)
     latency = compare_latency(timed, inputs[0][:1].contiguous())
     by = f"{'onnxruntime' if to == 'onnx' else 'torch'}, CPU, threads: {torch.get_num_threads()}, one input"
     return {**result, "files": files, "timed_by": by, "latency_ms": latency}
@@ -67,6 +70,7 @@ def export_run(
 def description(run: Run) -> Description:
     """How to build the slim network of ``run`` again."""
     widths = dict(zip(run.space.names, map(int, run.read(f"retrain/{run.chosen}")["widths"]), strict=True))
+    done = run.data.preprocessing
     return Description(
         widths=widths,
         inputs=(tuple(run.source.input_shape),),
@@ -74,7 +78,8 @@ def description(run: Run) -> Description:
         classes=run.data.classes,
         ignore=tuple(run.recipe.ignore),
         squeeze=run.recipe.squeeze,
-        normalisation=_normalisation(run),
+        normalisation=None if done is None else {"mean": done.mean, "std": done.std},
+        facts=facts_of(run),
     )
 
 
@@ -85,65 +90,35 @@ def to_onnx(
 
     Returns the largest difference of any output value, and whether the file takes batches of any size.
     """
-    _onnxruntime()
-    any_batch = _write_onnx(network, inputs, Path(path))
+    onnxruntime()
+    whole = write_onnx(network, inputs, Path(path), _output_names(network, inputs))
     found = OnnxNetwork(path)(*inputs)
-    return _compare(network, inputs, found, Path(path), tolerance), any_batch
+    return _compare(network, inputs, found, Path(path), tolerance), whole
 
 
 def to_pt2(
     network: nn.Module, inputs: tuple[Tensor, ...], path: str | Path, tolerance: float = TOLERANCE
 ) -> tuple[float, bool]:
     """Write ``network`` as PyTorch's own exported program; checked and returned as by :func:`to_onnx`."""
-    with _quiet():
+    with quiet_exports():
         try:
-            program = torch.export.export(network.eval(), inputs, dynamic_shapes=_any_batch(inputs))
-            any_batch = True
+            program = torch.export.export(network.eval(), inputs, dynamic_shapes=any_batch(inputs))
+            whole = True
         except Exception:  # the network's own code ties it to a batch size: torch has no one class for this
             program = torch.export.export(network.eval(), inputs)
-            any_batch = False
+            whole = False
         torch.export.save(program, str(path))
         found = torch.export.load(str(path)).module()(*inputs)
-    return _compare(network, inputs, found, Path(path), tolerance), any_batch
+    return _compare(network, inputs, found, Path(path), tolerance), whole
 
 
-class OnnxNetwork(nn.Module):
-    """An ONNX file as a network, run by onnxruntime on the CPU with as many threads as torch uses."""
-
-    def __init__(self, path: str | Path):
-        super().__init__()
-        runtime = _onnxruntime()
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-    @property
-    def any_batch(self) -> bool:
-        return all(isinstance(entry.shape[0], str) for entry in self._session.get_inputs())
-
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
-        named = {entry.name: x.numpy() for entry, x in zip(self._session.get_inputs(), inputs, strict=True)}
-        return [torch.from_numpy(array) for array in self._session.run(None, named)]
-
-
-def _write_onnx(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> bool:
-    """Write the file; whether it takes batches of any size."""
-    names = ["input"] if len(inputs) == 1 else [f"input{i}" for i in range(len(inputs))]
-    settings: dict[str, Any] = {"dynamo": True, "external_data": False, "input_names": names, "verbose": False}
-    with _quiet():
-        for shapes in (_any_batch(inputs), None):
-            try:
-                torch.onnx.export(network.eval(), inputs, str(path), dynamic_shapes=shapes, **settings)
-                return OnnxNetwork(path).any_batch
-            except Exception as error:  # the network's own code may tie it to a batch size, as in to_pt2
-                failure = error
-    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
-    raise BcnetError(f"torch cannot write this network as ONNX ({reason}): export it as pt2") from failure
-
-
-def _any_batch(inputs: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:
-    batch = torch.export.Dim("batch", min=1)
-    return tuple({0: batch} for _ in inputs)
+@torch.no_grad()
+def _output_names(network: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
+    """What outputs are called in a file: ``logits`` where there is one of shape (n, classes), else by their number."""
+    outputs = torch.utils._pytree.tree_leaves(network.eval()(*inputs))
+    if len(outputs) == 1:
+        return ["logits" if outputs[0].dim() == 2 else "output"]
+    return [f"output{number}" for number in range(len(outputs))]
 
 
 @torch.no_grad()
@@ -168,42 +143,3 @@ def _real_inputs(run: Run) -> Tensor:
     """Some images of the run's own data, on the CPU."""
     x, _ = next(iter((run.data.test or run.data.val).batches(0, 0, "cpu")))
     return x[:CHECKED].cpu().contiguous()
-
-
-def _normalisation(run: Run) -> dict[str, tuple[float, ...]] | None:
-    """Mean and deviation of the images that the network was trained on, where bcnet itself normalised them."""
-    from bcnet.data import cifar10, digits, imagefolder
-
-    kind = run.recipe.data.partition(":")[0]
-    channels = run.source.input_shape[0]
-    if kind == "digits":
-        images = digits.read_digits()
-        return {"mean": images.mean, "std": images.std}
-    if kind == "cifar10":
-        return {"mean": cifar10.MEAN, "std": cifar10.STD}
-    if kind == "imagefolder":
-        return {"mean": imagefolder.MEAN[channels], "std": imagefolder.STD[channels]}
-    return None
-
-
-def _onnxruntime() -> Any:
-    try:
-        for package in ("onnx", "onnxscript"):
-            importlib.import_module(package)
-        return importlib.import_module("onnxruntime")
-    except ModuleNotFoundError as error:
-        raise BcnetError(f'{error.name} is not installed: pip install "bcnet[onnx]"') from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's own remarks on exporting from the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -85,7 +85,7 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
         if not run.done(name):
             stage, about = STAGES[name]
             run.listener.stage(name, about)
-            with _threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
+            with threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
                 if name in TOGETHER:
                     stage(run)
                 else:
@@ -192,7 +192,8 @@ def _checkpoints(run: Run, names: list[str]) -> list[str]:
 
 
 @contextmanager
-def _threads(number: int | None) -> Iterator[None]:
+def threads(number: int | None) -> Iterator[None]:
+    """So many threads of the CPU inside; torch's own choice where it is left open."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

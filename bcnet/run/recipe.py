@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bcnet.data.options import LoadOptions
 from bcnet.errors import BcnetError
+from bcnet.latency.timing import TimingConfig
 from bcnet.search.config import SearchConfig
 from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
@@ -28,8 +30,10 @@ from bcnet.utils.yaml_text import LARGEST, brief, parse_yaml
 
 FORMAT_VERSION = 1
 Compared = Literal[
-    "full", "uniform", "balanced", "random",
+    "full", "uniform", "uniform-8", "balanced", "random",
     "l1-global", "l2-global", "bn-scale-global", "taylor-global", "fpgm-global", "lamp-global", "random-global",
+    "l1-isomorphic", "l2-isomorphic", "bn-scale-isomorphic", "taylor-isomorphic", "fpgm-isomorphic", "lamp-isomorphic",
+    "random-isomorphic",
 ]  # fmt: skip
 PYTHON = "python"
 """What stands for model and data in the recipe of a run that was given Python objects."""
@@ -41,9 +45,10 @@ FOLDER = Path(__file__).parent / "recipes"
 @checked
 @dataclass(frozen=True)
 class Prior:
-    """The prior population: from the ``best`` widths trained, after the first ``after`` (a share) of the steps."""
+    """The prior population: from the ``best`` widths trained (null: from all of them), after the first ``after`` (a
+    share) of the steps."""
 
-    best: Count = 100
+    best: Count | None = 100
     after: BelowOne = 0.0
 
 
@@ -63,17 +68,21 @@ class Recipe(BaseModel):
 
     ``start: trained`` begins with the network as it is given: ``weights`` (a file) or ``pretrained`` ones, or those it
     has; where it knows nothing yet it is trained first, as ``given`` says. Slim networks inherit its most important
-    channels by the criterion ``keep`` and learn from it; the search ranks them by ``score`` (what is left after the
-    ``cut``, after some ``steps`` of ``healing``, or in a ``supernet`` that starts from its weights), and the
-    finalists ``race``. ``start: scratch`` is the paper's way: a supernet from random weights, and networks trained
-    from scratch. ``targets`` are several budgets, each with a slim network of its own.
+    channels by the criterion ``keep``, ``reconstruct`` makes up for the others by least squares, and the given network
+    teaches them. The search ranks them by ``score`` (what is left after the ``cut``, after some ``steps`` of
+    ``healing``, or in a ``supernet`` that starts from its weights), and the finalists ``race``. ``start: scratch`` is
+    the paper's way: a supernet from random weights, and networks trained from scratch. ``targets`` are several
+    budgets, each with a slim network of its own.
 
     ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
     is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
     which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
-    loss, and losses that do to uniform widths (balanced ones from scratch). ``least`` is the fewest channels a layer
-    may keep. ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
+    loss, and losses that do to uniform widths (balanced ones from scratch). ``bf16`` is the precision of all training;
+    left out, it is that of a GPU which has it. ``least`` is the fewest channels a layer may keep; widths are multiples
+    of ``round_to``, left out: of what the hardware likes where a budget names latency, else of 1. ``latency`` says how
+    it is measured. ``repeats`` is how often slim networks are trained: more than once gives intervals over trainings.
+    ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -90,7 +99,7 @@ class Recipe(BaseModel):
     loading: LoadOptions = LoadOptions()
     groups: int = Field(default=20, ge=1)
     base: int = Field(default=1, ge=1)
-    round_to: int = Field(default=1, ge=1)
+    round_to: int | None = Field(default=None, ge=1)
     least: int = Field(default=4, ge=1)
     ignore: tuple[str, ...] = ()
     squeeze: bool = False
@@ -98,14 +107,17 @@ class Recipe(BaseModel):
     budgets: tuple[str, ...] = Field(default=("flops=50%",), min_length=1)
     targets: tuple[str, ...] = ()
     paper_budgets: tuple[str, ...] = ()
+    latency: TimingConfig = TimingConfig()
     given: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     keep: Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"] = "l2"
+    reconstruct: bool = True
     score: Literal["steps", "cut", "supernet"] = "steps"
     healing: Healing = Healing()
     method: str = "bcv2"
     sampling: PathSampling | None = None
     backward: Literal["path", "step"] = "path"
     engine: Literal["auto", "plain", "fused"] = "auto"
+    bf16: bool | None = None
     supernet: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     prior: Prior | None = Prior()
     recalibrate: int = Field(default=0, ge=0)
@@ -115,7 +127,8 @@ class Recipe(BaseModel):
     race: RaceConfig | None = RaceConfig()
     retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
-    compare: tuple[Compared, ...] = ("full", "uniform")
+    compare: tuple[Compared, ...] = ("full", "uniform", "uniform-8")
+    repeats: int = Field(default=1, ge=1, le=20)
     random: RandomBaseline = RandomBaseline()
     checkpoint_minutes: float = Field(default=5.0, gt=0)
     channels_last: bool = True
@@ -167,6 +180,14 @@ class Recipe(BaseModel):
         if self.search.seed != 0:
             raise ValueError("search.seed must be left out: the one seed of a recipe is seed")
         return self
+
+    def on(self, device: torch.device) -> Recipe:
+        """The recipe as it runs on ``device``: all training in bf16, where ``bf16`` says so or, unless it says
+        otherwise, where the device is a GPU that has it."""
+        if not (_has_bf16(device) if self.bf16 is None else self.bf16):
+            return self
+        trainings = {name: getattr(self, name) for name in ("given", "supernet", "retrain")}
+        return self.model_copy(update={name: replace(training, bf16=True) for name, training in trainings.items()})
 
     @property
     def python_file(self) -> str | None:
@@ -241,6 +262,10 @@ class Recipe(BaseModel):
             raise BcnetError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def names() -> list[str]:
     """The recipes that come with bcnet."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -266,6 +291,7 @@ _SCRATCH: dict[str, Any] = {
 
 _GROUPS: dict[str, Any] = {
     "loading": LoadOptions,
+    "latency": TimingConfig,
     "given": Optimisation,
     "healing": Healing,
     "race": RaceConfig,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from bcnet.errors import BcnetError
 from bcnet.report import Curve, Figures, ReportData, render
 from bcnet.report.data import NAMES
+from bcnet.report.several import render_several
 from bcnet.report.tradeoff import Tradeoff, TradeoffPoint, render_tradeoff
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON
@@ -18,6 +19,7 @@ from bcnet.search.constraints import Budget
 from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
+from bcnet.utils.progress import duration
 
 
 def write_report(run: RunFolder | str | Path, out: str | Path | None = None) -> Path:
@@ -31,6 +33,14 @@ def write_tradeoff(run: RunFolder, out: str | Path | None = None) -> Path:
     with _of_one_run(run):
         page = render_tradeoff(_tradeoff(run))
     return _write_page(run, page, out)
+
+
+def write_several(folders: Sequence[Path], out: Path) -> Path:
+    """Write one page of several runs that were compared."""
+    runs = [report_data(RunFolder.open(folder)) for folder in folders]
+    if len({run.metric for run in runs}) > 1:
+        raise BcnetError("these runs have different metrics, which do not compare: give runs of one task")
+    return _write_page(RunFolder(folders[0]), render_several(runs), out)
 
 
 def _tradeoff(run: RunFolder) -> Tradeoff:
@@ -141,7 +151,7 @@ def _assembled(
         recipe=folder.recipe_text,
         command=shlex.join(run["command"]),
         repeat=_IN_PYTHON if in_python else _repeat(folder),
-        facts=_facts(run, train, search),
+        facts={**_facts(run, train, search), **_times(folder), "threads": _threads(folder)},
         ranked_by=search["ranked_by"],
         gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
         inherited=folder.recipe.start == "trained",
@@ -149,6 +159,10 @@ def _assembled(
         slim=compare.get("chosen", "found"),
         learnt=rows[compare.get("chosen", "found")].get("learnt", True),
         count=rows["found"].get("count"),
+        run=str(folder.folder),
+        kept=tuple(compare.get("budgets", ())),
+        timed_by=compare.get("timed_by", ""),
+        repeats=rows["found"].get("trainings", 1),
         notes=tuple(search["notes"]),
         export=folder.read("export") if folder.done("export") else None,
     )
@@ -170,7 +184,9 @@ def _with_full(rows: dict[str, Any], trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(row: dict[str, Any]) -> Figures:
-    return Figures(row["name"], tuple(row["widths"]), row["score"], row["costs"], row.get("latency_ms"))
+    lead = row.get("lead")
+    ahead = None if lead is None else (lead["mean"], lead["error"])
+    return Figures(row["name"], tuple(row["widths"]), row["score"], row["costs"], row.get("latency_ms"), ahead)
 
 
 def _variable(entry: dict[str, Any]) -> WidthVariable:
@@ -181,6 +197,23 @@ def _curve(name: str, history: list[dict[str, float]]) -> Curve:
     return Curve(name, tuple(row["loss"] for row in history))
 
 
+def _times(folder: RunFolder) -> dict[str, str]:
+    """How long every stage took that says so."""
+    found = {name: folder.read(name)["seconds"] for name in ("given", "train", "search", "race") if folder.done(name)}
+    trained = folder.read("retrain")["networks"] if folder.done("retrain") else []
+    found["retrain"] = sum(folder.read(f"retrain/{name}").get("seconds", 0) for name in trained if name not in _ONCE)
+    return {"time of stages": ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.items())}
+
+
+def _threads(folder: RunFolder) -> str:
+    asked = folder.recipe.threads
+    return "torch's own choice" if asked is None else str(asked)
+
+
+_ONCE = ("full", "found")
+"""Networks whose seconds are those of the stages given and race, where there are these."""
+
+
 def _facts(run: dict[str, Any], train: dict[str, Any] | None, search: dict[str, Any]) -> dict[str, str]:
     machine = run["machine"]
     versions = run["versions"]
@@ -188,15 +221,9 @@ def _facts(run: dict[str, Any], train: dict[str, Any] | None, search: dict[str, 
         "date": run["date"],
         "seed": str(run["seed"]),
         "bcnet": run["bcnet"] + (f", commit {run['commit'][:12]}" if run["commit"] else ""),
-        "device": machine["device"] if machine["device"] != "cpu" else f"CPU, threads: {machine['threads']}",
+        "device": machine["device"] if machine["device"] != "cpu" else "CPU",
         "system": machine["system"],
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
-        **({"supernet training": f"{_duration(train['seconds'])}, {train['paths']:,} paths"} if train else {}),
-        "search": _duration(search["seconds"]) + f", {search['evaluations']:,} configurations scored",
+        **({"supernet training": f"{duration(train['seconds'])}, {train['paths']:,} paths"} if train else {}),
+        "search": duration(search["seconds"]) + f", {search['evaluations']:,} configurations scored",
     }
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -144,10 +144,19 @@ class _LogWidth(_Schema):
     gains: list[FiniteFloat]
 
 
+class _Held(_Schema):
+    correction: Annotated[FiniteFloat, Field(gt=0)]
+    full_ms: Seconds
+    slim_ms: Seconds
+    limit_ms: Seconds
+    held: bool
+
+
 class SearchResult(Result):
     """search.json: what was chosen, and the front it was chosen from."""
 
     best: _Trial
+    latency: _Held | None = None
     front: list[_Trial]
     evaluations: Count
     ranked_by: Literal["score", "loss"]
@@ -210,12 +219,31 @@ class TrainedResult(Result, _Network):
     val: _Measured | None = None
 
 
+class _Lead(_Schema):
+    mean: FiniteFloat
+    error: Seconds
+
+
 class _Row(_Network):
     latency_ms: Seconds
+    lead: _Lead | None = None
+    trainings: Count = 1
+
+
+class _Kept(_Schema):
+    text: str
+    name: str
+    allowed: FiniteFloat
+    taken: FiniteFloat
+    by: Literal["counted", "measured"]
+    met: bool
 
 
 class CompareResult(Result):
-    """compare.json: the networks side by side."""
+    """compare.json: the networks side by side, and whether the budgets hold."""
+
+    timed_by: str = ""
+    budgets: list[_Kept] = []
 
     scored_on: str
     metric: _Metric

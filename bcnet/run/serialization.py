@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class Description:
 
     ``source`` is what :func:`bcnet.models.load.load_model` takes, or None for a network given in Python; ``inputs`` has
     the shape of each input without its batch; ``ignore`` and ``squeeze`` are those the space was traced with;
-    ``normalisation`` has the ``mean`` and ``std`` of every input channel, in the units of the raw images.
+    ``normalisation`` has the ``mean`` and ``std`` of every input channel, in the units of the raw images; ``facts``
+    are for who uses the network without bcnet (:mod:`bcnet.run.card`).
     """
 
     widths: Mapping[str, int]
@@ -49,6 +50,7 @@ class Description:
     ignore: tuple[str, ...] = ()
     squeeze: bool = False
     normalisation: Mapping[str, tuple[float, ...]] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def named(self) -> bool:
@@ -150,6 +152,7 @@ def describe(folder: str | Path) -> Description:
         ignore=tuple(data["ignore"]),
         squeeze=data["squeeze"],
         normalisation=normalisation and {key: tuple(normalisation[key]) for key in ("mean", "std")},
+        facts=data.get("facts", {}),
     )
 
 

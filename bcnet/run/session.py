@@ -25,7 +25,7 @@ from torch import nn
 
 from bcnet import __version__
 from bcnet.data.load import load_data
-from bcnet.data.source import Data, Source
+from bcnet.data.source import Batch, Data, Source
 from bcnet.errors import BcnetError
 from bcnet.latency.table import LatencyTable, measure_table
 from bcnet.models.load import LoadedModel, load_model
@@ -42,6 +42,7 @@ from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import distributed
 from bcnet.training.recalibration import recalibrate
+from bcnet.training.reconstruction import inherited
 from bcnet.training.task import Task
 from bcnet.utils.progress import Listener
 from bcnet.utils.provenance import commit, package_version
@@ -67,7 +68,8 @@ class Run(RunFolder):
 
     @cached_property
     def recipe(self) -> Recipe:
-        return super().recipe
+        """The recipe in the folder, as it runs on this device."""
+        return super().recipe.on(self.device)
 
     @cached_property
     def source(self) -> LoadedModel:
@@ -130,6 +132,16 @@ class Run(RunFolder):
     def constraints(self) -> Constraints:
         return self.within(self.recipe.budgets)
 
+    @property
+    def held(self) -> Constraints:
+        """The budgets as they hold by measurement: latency predicted with the correction that the search found."""
+        checked = (self.glance("search") or {}).get("latency") or {}
+        factor, table = checked.get("correction", 1.0), self.costs.get("latency")
+        if factor == 1.0 or not isinstance(table, LatencyTable):
+            return self.constraints
+        corrected = {**self.costs, "latency": table.corrected(factor)}
+        return Constraints(self.space, corrected, self.constraints.budgets)
+
     def within(self, budgets: Iterable[str]) -> Constraints:
         """Any budgets of this run's space; percentages are of the network as it was given."""
         return make_constraints(self.space, self.full, self.costs, budgets)
@@ -138,9 +150,9 @@ class Run(RunFolder):
         """Every cost of one network."""
         return {name: int(cost(np.asarray(widths))[0]) for name, cost in self.costs.items()}
 
-    def fresh(self, widths: Any) -> nn.Module:
-        """A network at ``widths`` with the weights that this run's seed draws."""
-        return self._seeded().build(np.asarray(widths)).to(self.device)
+    def fresh(self, widths: Any, seed: int | None = None) -> nn.Module:
+        """A network at ``widths`` with the weights that this run's seed, or another one, draws."""
+        return self._seeded(seed).build(np.asarray(widths)).to(self.device)
 
     @property
     def final_training(self) -> Source:
@@ -179,17 +191,20 @@ class Run(RunFolder):
 
     @kept_random_state()
     def inherited(self, widths: Any) -> nn.Module:
-        """A network at ``widths`` with the most important channels of the given one, batch norm recalibrated where
-        something was cut."""
-        space = self._seeded()
-        built = space.build(np.asarray(widths), weights_of=self.given_network(), keep=self.channel_scores)
-        network = built.to(self.device)
-        if np.array_equal(widths, self.full):
-            return network
-        batches = self.data.train.batches(0, 0, self.device)
-        some = min(self.recipe.healing.calibration, len(self.data.train))
-        recalibrate(network, [next(batches) for _ in range(some)], bf16=self.recipe.retrain.bf16)
+        """A network at ``widths`` with the most important channels of the given one; where something was cut, the rest
+        makes up for it and batch norm is recalibrated."""
+        space, given, some = self._seeded(), self.given_network(), self.calibration()
+        cut = not np.array_equal(widths, self.full)
+        made_of = some if cut and self.recipe.reconstruct else []
+        network = inherited(space, given, widths, self.channel_scores, made_of).to(self.device)
+        if cut:
+            recalibrate(network, some, bf16=self.recipe.retrain.bf16)
         return network
+
+    def calibration(self) -> list[Batch]:
+        """The training batches that statistics are taken from."""
+        batches = self.data.train.batches(0, 0, self.device)
+        return [next(batches) for _ in range(min(self.recipe.healing.calibration, len(self.data.train)))]
 
     @property
     def chosen(self) -> str:
@@ -220,11 +235,11 @@ class Run(RunFolder):
     def fresh_supernet(self) -> Supernet:
         return Supernet(self._seeded(), self.recipe.paths.principle).to(self.device)
 
-    def _seeded(self) -> NetworkSpace:
+    def _seeded(self, seed: int | None = None) -> NetworkSpace:
         """The space, with torch's random numbers at their start: finding out about it may draw some."""
         space = self.space
         _ = space.own_class
-        torch.manual_seed(self.recipe.seed)
+        torch.manual_seed(self.recipe.seed if seed is None else seed)
         return space
 
 
@@ -243,7 +258,8 @@ def choose_device(name: str | None) -> torch.device:
 
 def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
     """The width space a recipe searches, and the widths in it of the network as it was given."""
-    grid: dict[str, Any] = {name: getattr(recipe, name) for name in ("groups", "base", "round_to", "least")}
+    grid: dict[str, Any] = {name: getattr(recipe, name) for name in ("groups", "base", "least")}
+    grid["round_to"] = rounding(recipe, source.model)
     space = source.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
     if recipe.widen == 1:
         return space, space.max
@@ -253,11 +269,29 @@ def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Width
     return trace(wide, source.example, ignore=(*recipe.ignore, *kept), **grid), space.max
 
 
+def needs_latency(recipe: Recipe) -> bool:
+    """Whether a budget names latency."""
+    return any(text.partition("=")[0].strip() == "latency" for text in (*recipe.budgets, *recipe.targets))
+
+
+def rounding(recipe: Recipe, model: nn.Module) -> int:
+    """What widths are multiples of. Where latency counts and nothing is said: the channels that a GPU's matrix units or
+    the vectors of a CPU take at once, as those between cost as much as the next multiple; at most a quarter of what
+    half of the layers have, so that there is something left to choose."""
+    if recipe.round_to is not None or not needs_latency(recipe):
+        return recipe.round_to or 1
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    liked = 16 if on_cpu and "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
+    widths = [
+        module.out_channels for module in model.modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    ]
+    most = int(np.median(widths)) // 4 if widths else 1
+    return next(number for number in (16, 8, 4, 2, 1) if number <= min(liked, max(1, most)))
+
+
 def needed_latency(space: NetworkSpace, recipe: Recipe) -> LatencyTable | None:
     """The latency of one input, measured where a budget names it."""
-    if not any(text.partition("=")[0].strip() == "latency" for text in (*recipe.budgets, *recipe.targets)):
-        return None
-    return measure_table(space)
+    return measure_table(space, recipe.latency) if needs_latency(recipe) else None
 
 
 def make_constraints(

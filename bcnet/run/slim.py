@@ -238,7 +238,7 @@ def _source(model: nn.Module, example: Tensor, device: torch.device, task: Task 
 
 
 def _check_same(run: Run, chosen: Recipe) -> None:
-    stored, wanted = run.recipe.to_dict(), chosen.to_dict()
+    stored, wanted = run.recipe.to_dict(), chosen.on(run.device).to_dict()
     different = next((key for key in wanted if stored.get(key) != wanted[key]), None)
     if different is not None:
         raise BcnetError(f"{run.folder} holds a run with another {different}: use the same recipe, or another folder")

@@ -103,6 +103,11 @@ def target_row(target: Run) -> dict[str, Any]:
     compared = target.read("compare")
     rows = {row["name"]: row for row in compared["networks"]}
     kept = {name: {key: rows[name][key] for key in ("score", "loss", "costs", "latency_ms")} for name in rows}
+    if "uniform-8" in kept:  # of uniform scalings, the better one stands for both
+        sign = 1 if compared["metric"]["higher_is_better"] else -1
+        kept["uniform"] = max(
+            kept.get("uniform", kept["uniform-8"]), kept["uniform-8"], key=lambda n: sign * n["score"]
+        )
     return {
         "budget": target.recipe.budgets[0],
         "folder": str(Path(FOLDER) / target.folder.name),

@@ -19,13 +19,15 @@ class SearchConfig:
     """What to search with. ``SearchConfig()`` is what we recommend; :meth:`paper` is the paper's NSGA-II.
 
     ``evaluations`` bounds how many different configurations are scored: 50 generations of 40. The five settings
-    after ``seed`` are what evolution adds to NSGA-II; ``docs/results/search.md`` has the effect of each.
+    after ``retained`` are what evolution adds to NSGA-II; ``docs/results/search.md`` has the effect of each.
     """
 
     strategy: str = "evolution"
     evaluations: Count = 2000
     population: Annotated[Whole, Field(ge=2)] = 40
     seed: Natural = 0
+    retained: Natural = 0
+    """How many of each generation live on as parents; 0: as many as the population. The paper retains 10."""
     feasible_only: bool = True
     """Offspring that break a budget are shrunk until they hold it, so none is scored in vain."""
     pool: Count = 4
@@ -55,13 +57,13 @@ class SearchConfig:
 
     @classmethod
     def paper(cls, **settings: Any) -> SearchConfig:
-        """NSGA-II as the paper runs it: no repair, no surrogate."""
-        return cls(**{"feasible_only": False, "pool": 1, "climbers": 0, **settings})
+        """NSGA-II as the paper runs it: 10 retained, no repair, no surrogate."""
+        return cls(**{"retained": 10, "feasible_only": False, "pool": 1, "climbers": 0, **settings})
 
     @property
     def by_log_width(self) -> bool:
         """Whether the log-width model decides."""
-        return self.choose == "log-width" and self.strategy in ("evolution", "random", "enumerate")
+        return self.choose == "log-width" and self.strategy in ("evolution", "prior", "random", "enumerate")
 
     @property
     def room(self) -> int:

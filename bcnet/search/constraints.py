@@ -24,6 +24,8 @@ from bcnet.space.widths import Widths, WidthSpace
 _COUNT = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _BYTES = {"B": 1, "KB": 10**3, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+FULL = 0.95
+"""The share of a budget that random networks should use at least."""
 UNITS: dict[str, dict[str, int]] = {"flops": _COUNT, "params": _COUNT, "memory": _BYTES, "latency": _TIME}
 
 
@@ -54,7 +56,7 @@ def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Bud
     if not unit and number < 1:
         raise BcnetError(f"budget {text!r} is below 1: did you mean {name}={100 * number:g}%?")
     if unit == "%":
-        return Budget(name, number / 100 * float(costs[name](space.max)[0]), text)
+        return Budget(name, number * float(costs[name](space.max)[0]) / 100, text)
     if unit not in units:
         known = ", ".join(u for u in units if u)
         raise BcnetError(
@@ -104,12 +106,16 @@ class Constraints:
         """Which of widths (n, L) hold every budget: (n,)."""
         return np.all([self.costs[b.name](widths) <= b.limit for b in self.budgets], axis=0)
 
-    def uniform(self) -> Widths:
-        """The widest uniform scaling that holds every budget, or the smallest network where none does: (L,)."""
+    def uniform(self, multiple: int = 0) -> Widths:
+        """The widest uniform scaling that holds every budget, or the smallest network where none does: (L,).
+
+        Channel by channel, unless the space asks for rounding; with ``multiple``, to the nearest multiple of that,
+        where such a scaling holds the budgets.
+        """
         try:
-            return self.space.uniform(lambda widths: self.excess(widths).max(axis=1), 0.0)
+            return self.space.uniform(lambda widths: self.excess(widths).max(axis=1), 0.0, multiple)
         except BcnetError:
-            return self.space.min
+            return self.uniform() if multiple else self.space.min
 
     def uniform_index(self) -> NDArray[np.int64]:
         """The candidates about the widest uniform scaling that holds every budget: indices (L,).
@@ -171,6 +177,20 @@ class Constraints:
             index[rows[fits]] = raised[fits]
             room[rows[~fits], variables[~fits]] = False
         return self.space.decode(index)
+
+    def sample_full(self, rng: np.random.Generator, n: int, tries: int = 20) -> Widths:
+        """``n`` random widths (n, L) that use the budgets: random feasible ones, filled, drawn again while they leave
+        more than 5 % of every budget. After ``tries`` draws the fullest met are taken, as candidates may be too few."""
+        drawn = [self.fill(self.sample(rng, n)[0], rng)]
+        used = [1 + self.excess(drawn[0]).max(axis=1)]
+        for _ in range(tries - 1):
+            if sum(int((u >= FULL).sum()) for u in used) >= n:
+                break
+            drawn.append(self.fill(self.sample(rng, n)[0], rng))
+            used.append(1 + self.excess(drawn[-1]).max(axis=1))
+        shares = np.concatenate(used)
+        order = np.argsort(-np.minimum(shares, FULL), kind="stable")  # all that are full enough count alike
+        return np.concatenate(drawn)[order[:n]]
 
     def sample(self, rng: np.random.Generator, n: int, tries: int = 100) -> tuple[Widths, int]:
         """``n`` feasible widths (n, L) drawn uniformly, and how many of them had to be shrunk instead.

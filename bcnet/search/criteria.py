@@ -1,7 +1,9 @@
 """Widths allotted by the importance of channels, as pruning does it: rivals of a search, and a start for one.
 
-``local`` keeps the same share of every layer. ``global`` keeps whatever lies above one threshold in the whole network;
-the threshold is the lowest that all budgets allow, and what room is left goes to the next channels that still fit.
+``local`` keeps the same share of every layer. ``global`` keeps whatever lies above one threshold in the whole network.
+``isomorphic`` compares channels only among layers of a kind, and keeps the same share of every kind: layers that do
+different things have weights of different sizes for reasons other than their worth. Thresholds are the lowest that all
+budgets allow, and what room is left goes to the next channels that still fit.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from bcnet.search.constraints import Constraints
 from bcnet.space.importance import CRITERIA
 from bcnet.space.widths import Widths, WidthSpace
 
-Scope = Literal["local", "global"]
+Scope = Literal["local", "global", "isomorphic"]
 
 
 class Method(NamedTuple):
@@ -28,7 +30,10 @@ class Method(NamedTuple):
     scope: Scope
 
 
-METHODS: dict[str, Method] = {"uniform": Method("l2", "local")} | {f"{c}-global": Method(c, "global") for c in CRITERIA}
+_SHARED: tuple[Scope, ...] = ("global", "isomorphic")
+METHODS: dict[str, Method] = {"uniform": Method("l2", "local")} | {
+    f"{criterion}-{scope}": Method(criterion, scope) for scope in _SHARED for criterion in CRITERIA
+}
 
 
 def find_method(name: str) -> Method:
@@ -40,9 +45,12 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
-def allot(constraints: Constraints, scores: Sequence[ArrayLike], scope: Scope = "global") -> Widths:
+def allot(
+    constraints: Constraints, scores: Sequence[ArrayLike], scope: Scope = "global", kinds: Sequence[int] | None = None
+) -> Widths:
     """Widths (L,) within all budgets. ``scores`` has an array for each variable over its units, comparable between
-    variables (:func:`bcnet.space.importance.importance`); ``local`` needs none of them.
+    variables (:func:`bcnet.space.importance.importance`); ``local`` needs none of them. ``kinds`` has a number for
+    each variable, equal for those that ``isomorphic`` compares (:func:`bcnet.space.importance.kinds`).
 
     No variable falls below its smallest candidate, and widths keep the steps of the space. Impossible budgets are a
     :class:`BcnetError`.
@@ -50,10 +58,13 @@ def allot(constraints: Constraints, scores: Sequence[ArrayLike], scope: Scope = 
     constraints.check()
     if scope == "local":
         return constraints.uniform()
-    if scope != "global":
-        raise BcnetError(f"the scope is {scope!r:.40}, but it must be local or global")
+    if scope not in _SHARED:
+        raise BcnetError(f"the scope is {scope!r:.40}, but it must be local, {' or '.join(_SHARED)}")
     space = constraints.space
-    variables, sizes = _blocks(space, scores)
+    compared = [0] * len(space) if scope == "global" else list(kinds or ())
+    if len(compared) != len(space):
+        raise BcnetError(f"kinds has {len(compared)} numbers, but this space has {len(space)} width variables")
+    variables, sizes = _blocks(space, scores, compared)
     low, high = 0, len(variables)  # the first `low` blocks fit together
     while low < high:
         middle = (low + high + 1) // 2
@@ -64,15 +75,16 @@ def allot(constraints: Constraints, scores: Sequence[ArrayLike], scope: Scope = 
     return _filled(constraints, _widths(space, variables[:low], sizes[:low]), variables[low:], sizes[low:])
 
 
-def _blocks(space: WidthSpace, scores: Sequence[ArrayLike]) -> tuple[Widths, Widths]:
-    """Steps of width above the smallest network, the most important first: their variables (n,) and channels (n,).
+def _blocks(space: WidthSpace, scores: Sequence[ArrayLike], kinds: Sequence[int]) -> tuple[Widths, Widths]:
+    """Steps of width above the smallest network, the first to stay first: their variables (n,) and channels (n,).
 
     A step is as important as its units on average; units of a variable come in the order of their importance, so
-    its steps do too. Equal ones go to the variable that has the smaller share of its width.
+    its steps do too. Equal ones go to the variable that has the smaller share of its width. Steps of different kinds
+    are in the order of the share of its channels that each kind has once it has them.
     """
     if len(scores) != len(space):
         raise BcnetError(f"scores has {len(scores)} arrays, but this space has {len(space)} width variables")
-    rows: list[tuple[float, float, int, int]] = []
+    rows: dict[int, list[tuple[float, float, int, int]]] = {kind: [] for kind in kinds}
     for number, (v, step, given) in enumerate(zip(space.variables, space.steps.tolist(), scores, strict=True)):
         row = np.asarray(given, dtype=np.float64)
         if row.shape != (v.max // v.unit,) or not np.isfinite(row).all():
@@ -81,9 +93,18 @@ def _blocks(space: WidthSpace, scores: Sequence[ArrayLike]) -> tuple[Widths, Wid
         ranked = np.sort(row)[::-1]
         starts = range(v.base // v.unit, len(ranked), step // v.unit)
         blocks = [ranked[start : start + step // v.unit] for start in starts]
-        rows += [(-float(block.mean()), i / len(blocks), number, len(block) * v.unit) for i, block in enumerate(blocks)]
-    rows.sort()
-    table = np.array([(number, size) for _, _, number, size in rows], dtype=np.int64).reshape(-1, 2)
+        rows[kinds[number]] += [
+            (-float(block.mean()), i / len(blocks), number, len(block) * v.unit) for i, block in enumerate(blocks)
+        ]
+    ordered: list[tuple[float, int, int]] = []
+    for kind, of_kind in rows.items():
+        members = [v for v, own in zip(space.variables, kinds, strict=True) if own == kind]
+        kept, whole = sum(v.base for v in members), sum(v.max for v in members)
+        for _, _, number, size in sorted(of_kind):
+            kept += size
+            ordered.append((kept / whole, number, size))
+    ordered.sort(key=lambda block: block[0])
+    table = np.array([(number, size) for _, number, size in ordered], dtype=np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 

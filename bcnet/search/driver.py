@@ -26,7 +26,7 @@ from bcnet.search.trial import Trial, best_of, front_of
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
 
-STRATEGIES = ("evolution", "greedy", "random", "uniform", "enumerate")
+STRATEGIES = ("evolution", "prior", "greedy", "random", "uniform", "enumerate")
 IDLE_ROUNDS = 100
 
 
@@ -63,9 +63,9 @@ def search(
     ``score`` is a function ``widths (L,) -> float``, higher is better, or an object with a method
     ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
     space where left out. ``initial`` starts evolution from given widths (n, L), or from the prior of a
-    training's losses, rather than at random. A space that is no larger than the evaluations allow is
-    scored as a whole instead. With a ``store`` on disk a search that was killed goes
-    on where it stopped.
+    training's losses, rather than at random; strategy ``prior`` scores nothing but samples of that prior. A space
+    that is no larger than the evaluations allow is scored as a whole instead. With a ``store`` on disk a search that
+    was killed goes on where it stopped.
     """
     config = config or SearchConfig()
     if config.strategy in ("evolution", "random") and config.feasible_only and space.size <= config.room:
@@ -80,6 +80,7 @@ def search(
         ledger = Ledger(constraints, executor, trials, config.evaluations, progress or (lambda _: None))
         ledger.reserved = int(config.by_log_width)
         notes = [*(prior.notes if prior else ()), *_run(strategy, ledger, config)]
+        notes += _short_of_uniform(constraints, ledger) if config.strategy == "uniform" else []
         log_width = _log_width(ledger, space) if config.by_log_width else None
         best = (
             best_of(ledger.trials, constraints.budgets[0].name)
@@ -137,24 +138,37 @@ def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
             if ended
             else f"the first {len(ledger)} configurations within the budgets were scored: allow more for all of them"
         ]
-    natural = ended and config.strategy in ("greedy", "uniform")
+    natural = ended and config.strategy in ("greedy", "uniform", "prior")
     if natural or ledger.room <= 0:
         return []
     return [f"the search ended after {len(ledger)} of {config.evaluations} evaluations: it found no other widths"]
 
 
+def _short_of_uniform(constraints: Constraints, ledger: Ledger) -> list[str]:
+    """What to say where the scorer knows candidates alone and these cannot express uniform scaling."""
+    exact = tuple(constraints.uniform().tolist())
+    if any(t.widths == exact and t.score is not None for t in ledger.trials):
+        return []
+    about = constraints.space.decode(constraints.uniform_index())
+    used = 1 + float(constraints.excess(about[None]).max())
+    return [f"the candidates cannot express uniform scaling: those about it use {used:.1%} of the budget"]
+
+
 def _initial(
     constraints: Constraints, config: SearchConfig, initial: ArrayLike | PathLosses | None
 ) -> tuple[Widths | None, PriorReport | None]:
+    if config.strategy == "prior" and not isinstance(initial, PathLosses):
+        raise BcnetError("strategy 'prior' samples from the losses of a supernet's training: give them as initial")
     if initial is None:
         return None, None
-    if config.strategy != "evolution":
+    if config.strategy not in ("evolution", "prior"):
         raise BcnetError(f"strategy {config.strategy!r} takes no initial population: leave it out, or use evolution")
     if isinstance(initial, PathLosses):
         rng = np.random.default_rng([config.seed, 3])
         errors = potential_errors(constraints.space, initial)
-        widths, report = prior_population(constraints, errors, config.population, rng, config.effective)
-        return constraints.with_uniform(widths)[: config.population], report
+        wanted = config.room if config.strategy == "prior" else config.population
+        widths, report = prior_population(constraints, errors, wanted, rng, config.effective)
+        return (widths if config.strategy == "prior" else constraints.with_uniform(widths)[:wanted]), report
     return constraints.space.decode(np.atleast_2d(constraints.space.encode(initial))), None
 
 
@@ -163,6 +177,8 @@ def _strategy(constraints: Constraints, config: SearchConfig, population: Widths
         from bcnet.search.strategies.evolution import evolution
 
         return evolution(constraints, config, population)
+    if config.strategy == "prior" and population is not None:
+        return baselines.given(population, config)
     plain = {
         "greedy": greedy,
         "random": baselines.random,

@@ -11,8 +11,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
@@ -63,13 +64,14 @@ def capture(
 ) -> Capture:
     """Export ``model``, in evaluation mode by default, on ``example`` (see :func:`arguments`)."""
     given = checked(model, example)
-    result = _run(duplicate(model).train(training), given)
+    ran = duplicate(model).train(training)
+    result = _run(ran, given)
     foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
     adapt = output if output is not None else logits if foreign else None
 
     def fresh() -> nn.Module:
         """A copy that has not run yet, so that it holds nothing of an earlier batch."""
-        network = duplicate(model).train(training)
+        network = _with_constants(duplicate(model).train(training), ran)
         if adapt is not None:
             plain = network.forward
             network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))
@@ -182,13 +184,16 @@ def _varied(a: Any, b: Any, size: fx.Node, batch: int) -> Any:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Without the pages that torch prints when it fails: the error says what is needed. Attention layers are taken
-    apart instead of being one operator of torch's fast path."""
+    apart instead of being one operator of torch's fast path; operators are recorded without a stack trace each, which
+    takes an eighth of the time."""
     noisy = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
     levels = [noise.level for noise in noisy]
     fast = torch.backends.mha.get_fastpath_enabled()
     for noise in noisy:
         noise.setLevel(logging.ERROR)
     torch.backends.mha.set_fastpath_enabled(False)
+    traceless = getattr(fx.config, "do_not_emit_stack_traces", False)
+    fx.config.do_not_emit_stack_traces = True
     try:
         silent = io.StringIO()
         with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings():
@@ -196,6 +201,7 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        fx.config.do_not_emit_stack_traces = traceless
         for noise, level in zip(noisy, levels, strict=True):
             noise.setLevel(level)
 
@@ -260,6 +266,30 @@ def duplicate(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
+def _with_constants(network: nn.Module, ran: nn.Module) -> nn.Module:
+    """The network with whole numbers that it keeps as buffers (a stride, a padding) made where they are read, so that
+    torch.export knows their values; those that change when it runs, as they did in its copy ``ran``, stay buffers."""
+    for module, twin in zip(network.modules(), ran.modules(), strict=True):
+        numbers = {
+            name: b for name, b in module._buffers.items() if _is_number(b) and torch.equal(b, getattr(twin, name))
+        }
+        numbers.pop("num_batches_tracked", None)
+        read = {name: property(partial(_made_anew, number=b)) for name, b in numbers.items()}
+        if read:
+            module.__class__ = type(type(module).__name__, (type(module),), read)
+        for name in read:
+            del module._buffers[name]
+    return network
+
+
+def _made_anew(module: nn.Module, number: Tensor) -> Tensor:
+    return torch.tensor(int(number), dtype=number.dtype)
+
+
+def _is_number(buffer: Tensor | None) -> TypeGuard[Tensor]:
+    return buffer is not None and not buffer.dim() and buffer.dtype in (torch.int32, torch.int64)
+
+
 @torch.no_grad()
 def _run(network: nn.Module, given: Arguments) -> Any:
     try:
@@ -286,6 +316,11 @@ def _cause(error: BaseException) -> str:
         )
     if "numpy" in text:
         return f"its forward leaves torch for numpy{where}; use torch's own functions there, or {_WRAPPER}"
+    if "fake tensor in the exported program" in text:
+        return (
+            "its forward reads or writes weights through .data, which has no graph; compute with the weights "
+            f"themselves and keep the result in a local variable, or {_WRAPPER}"
+        )
     return f"{_first_line(error)}{where}; {_WRAPPER}"
 
 

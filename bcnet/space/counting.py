@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bcnet.space.axis import Size
-from bcnet.space.capture import Capture
+from bcnet.space.capture import Capture, tensors_in
 from bcnet.space.cost import PeakCost, QuadraticCost
 from bcnet.space.coupling import Coupling
 from bcnet.space.operators.table import Site, find, name_of
@@ -58,11 +58,20 @@ def flops(capture: Capture, coupling: Coupling) -> QuadraticCost:
     for node in capture.graph.nodes:
         if fed.intersection(node.all_input_nodes):
             fed.add(node)
-        batch = capture.batch if node in fed else 1  # what depends on weights alone is computed once
+        batch = capture.batch ** _batch_power(node) if node in fed else 1  # what only weights feed is computed once
         for sizes in products(node, coupling):
             for key, k in product(sizes).items():
                 total[key] = total.get(key, 0) + k / batch
     return _quadratic(total, coupling)
+
+
+def _batch_power(node: fx.Node) -> int:
+    """How often the batch size is a factor of a node's products: twice where images meet each other in a matrix
+    product, and every axis of it shows in two of its three matrices."""
+    if node.op != "call_function" or name_of(node.target) not in ("aten::matmul", "aten::mm", "aten::bmm"):
+        return 1
+    shapes = [v.shape for n in (node, *node.all_input_nodes) for v in tensors_in(n.meta.get("val"))]
+    return max(1, sum(isinstance(size, torch.SymInt) for shape in shapes for size in shape) // 2)
 
 
 def products(node: fx.Node, coupling: Coupling) -> list[list[Size]]:

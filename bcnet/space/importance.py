@@ -68,6 +68,22 @@ def taylor(
     return _summed(space, {name: weights[name] * gradients[name] for name in weights}, _absolutes)
 
 
+def kinds(space: NetworkSpace) -> list[int]:
+    """A number for each variable, equal for variables of one kind: the same types of layers make, scale and read their
+    channels, equally often. So the hidden layers of all inverted blocks are of one kind."""
+    modules = dict(space.model.named_modules())
+    roles: list[list[tuple[str, ...]]] = [[] for _ in range(len(space))]
+    for name, axes in space.coupling.axes.items():
+        path, _, leaf = name.rpartition(".")
+        layer = modules.get(path)
+        grouped = "grouped" if getattr(layer, "groups", 1) > 1 else ""
+        for dim, axis in enumerate(axes):
+            for variable in axis.variables:
+                roles[variable].append((type(layer).__name__, grouped, leaf, str(dim)))
+    known: dict[tuple[tuple[str, ...], ...], int] = {}
+    return [known.setdefault(tuple(sorted(role)), len(known)) for role in roles]
+
+
 def kept_units(space: NetworkSpace, units: Sequence[int], keep: Keep, network: nn.Module) -> Kept:
     """The units that stay at a width of ``units``, ascending, for each variable.
 

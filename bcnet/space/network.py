@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.nn.modules.conv import _ConvNd
 
 from bcnet.errors import BcnetError
@@ -253,7 +254,7 @@ class NetworkSpace(WidthSpace):
     def _own(self, widths: Widths) -> nn.Module:
         return resized(self.model, self.coupling.axes, self._attributes, self.units(widths)).train()
 
-    def _from_graph(self, widths: Widths) -> nn.Module:
+    def _from_graph(self, widths: Widths) -> GraphModule:
         units = self.units(widths)
         tensors: dict[str, Tensor] = {}
         tied: dict[int, Tensor] = {}
@@ -265,10 +266,10 @@ class NetworkSpace(WidthSpace):
             tensors[name] = tied[id(old)]
         return graph_network(self.graph, self.slots, units, tensors)
 
-    def from_graph(self, widths: Widths) -> nn.Module:
-        """The captured graph at ``widths`` with the original's weights, in evaluation mode."""
+    def from_graph(self, widths: Widths, source: nn.Module | None = None, kept: Kept | None = None) -> GraphModule:
+        """The captured graph at ``widths`` with the weights of ``source``, else the original's, in evaluation mode."""
         network = self._from_graph(widths)
-        self.copy_weights(network, widths, self.model)
+        self.copy_weights(network, widths, source or self.model, kept=kept)
         return network.eval()
 
     @torch.no_grad()

@@ -110,9 +110,13 @@ def _set_known_attributes(module: nn.Module, path: str, axes: Axes, units: Seque
         module.num_channels = shape[0]
     elif isinstance(module, nn.LayerNorm) and shape is not None:
         module.normalized_shape = shape
-    elif isinstance(module, nn.RNNBase):
-        module.input_size = dict(module.named_parameters())["weight_ih_l0"].shape[1]
-        module._init_flat_weights()
+    elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        from_input, from_state = list(module.parameters())[:2]
+        module.input_size = from_input.shape[1]
+        if not getattr(module, "proj_size", 0):  # else the hidden width stays
+            module.hidden_size = from_state.shape[1]
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
 
 
 @dataclass(frozen=True)

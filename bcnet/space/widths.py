@@ -214,28 +214,35 @@ class WidthSpace:
             )
         return index
 
-    def scaled(self, factor: float) -> Widths:
-        """Every width times ``factor``, rounded down as the paper does, at least one step: shape (L,)."""
+    def scaled(self, factor: float, multiple: int = 0) -> Widths:
+        """Every width times ``factor``, rounded down as the paper does, or to the nearest ``multiple`` where that is
+        given; at least one step, or one multiple: shape (L,)."""
         if not 0 < factor < math.inf:
             raise BcnetError(f"widths can be scaled by a positive number only, not by {factor}")
+        if multiple:
+            steps = np.array([math.lcm(v.unit, multiple) for v in self.variables])
+            nearest = np.floor(self.max * factor / steps + 0.5 + 1e-9).astype(np.int64) * steps
+            return np.minimum(np.maximum(nearest, steps), self.max)
         # A hair above, so that 0.7 * 10 is 7 although it is 6.999... in binary.
         whole = np.floor(self.max * factor / self._steps + 1e-9).astype(np.int64) * self._steps
         return np.clip(whole, self._steps, self.max)
 
-    def uniform(self, cost: Callable[[Widths], ArrayLike], limit: float) -> Widths:
-        """The widest uniform scaling whose ``cost`` (widths (n, L) -> (n,)) is at most ``limit``: shape (L,)."""
-        factors = np.unique(np.concatenate([np.arange(1, m + 1) / m for m in np.unique(self.max)]))
+    def uniform(self, cost: Callable[[Widths], ArrayLike], limit: float, multiple: int = 0) -> Widths:
+        """The widest uniform scaling whose ``cost`` (widths (n, L) -> (n,)) is at most ``limit``, rounded as
+        :meth:`scaled` does: shape (L,)."""
+        apart = 2 if multiple else 1  # the nearest multiple changes at half channels, where the multiple is odd
+        factors = np.unique(np.concatenate([np.arange(1, apart * m + 1) / (apart * m) for m in np.unique(self.max)]))
         low, high = 0, len(factors)
         while low < high:
             middle = (low + high) // 2
-            if float(np.asarray(cost(self.scaled(factors[middle])[None]))[0]) <= limit:
+            if float(np.asarray(cost(self.scaled(factors[middle], multiple)[None]))[0]) <= limit:
                 low = middle + 1
             else:
                 high = middle
         if low == 0:
-            smallest = float(np.asarray(cost(self.scaled(factors[0])[None]))[0])
+            smallest = float(np.asarray(cost(self.scaled(factors[0], multiple)[None]))[0])
             raise BcnetError(f"no uniform scaling costs at most {limit:,.0f}: the smallest costs {smallest:,.0f}")
-        return self.scaled(factors[low - 1])
+        return self.scaled(factors[low - 1], multiple)
 
     def to_json(self) -> str:
         rows = [

@@ -1,10 +1,12 @@
 """Which paths a training step runs: pure arithmetic, testable without training.
 
-Given a step's number and its random generator a :class:`PathSampling` yields the paths. The paper's losses:
+Given a seed and a step's number a :class:`PathSampling` yields the paths. The paper's losses:
 
 - ``eq7``: a width is trained on both sides, with the mean of their losses;
 - ``eq8``: a width and its complement are trained together;
-- ``update_eq7``: sides alternate from batch to batch, which halves the memory.
+- ``update_eq7``: sides alternate from batch to batch, which halves the memory. The same widths are trained on the other
+  side in the next batch, so that every two steps are as fair as one step of both sides; drawn anew for each, they
+  would use a channel one to three times.
 
 The weights of a step's paths add up to 1, so that samplings with more paths are comparable at one
 learning rate (``eq8`` as printed is twice that).
@@ -36,10 +38,10 @@ class Path:
 @dataclass(frozen=True)
 class PathSampling:
     """``draws`` widths are sampled uniformly a step; ``complement`` adds the complement of each; ``sides``
-    trains both, alternates them by batch, or takes the left only. ``sandwich`` adds the widest and the
-    narrowest network, and all but the widest learn from the widest (AutoSlim). ``extremes`` is the share of
-    steps whose first draw is the widest network instead, and its complement the narrowest (without complements: one
-    of the two): weights between channels of opposite ends are in few other paths."""
+    trains both, alternates them by batch with the same widths twice, or takes the left only. ``sandwich`` adds the
+    widest and the narrowest network, and all but the widest learn from the widest (AutoSlim). ``extremes`` is the
+    share of steps whose first draw is the widest network instead, and its complement the narrowest (without
+    complements: one of the two): weights between channels of opposite ends are in few other paths."""
 
     draws: Count = 1
     complement: bool = True
@@ -47,8 +49,9 @@ class PathSampling:
     sandwich: bool = False
     extremes: Share = 0.0
 
-    def paths(self, step: int, rng: np.random.Generator, space: WidthSpace, principle: Principle) -> list[Path]:
+    def paths(self, step: int, seed: int, space: WidthSpace, principle: Principle) -> list[Path]:
         """The paths of ``step``, the widest first where it is the teacher."""
+        rng = step_rng(seed, step - step % 2 if self.sides == "alternate" else step)
         widths = space.sample(rng, self.draws)
         if self.extremes and rng.random() < self.extremes:
             widths[0] = space.max if self.complement or rng.random() < 0.5 else space.min

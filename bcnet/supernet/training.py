@@ -17,7 +17,7 @@ from bcnet.data.source import Source
 from bcnet.errors import BcnetError
 from bcnet.supernet.gradients import PathGradients
 from bcnet.supernet.loss_log import LossLog
-from bcnet.supernet.paths import Path, PathSampling, step_rng
+from bcnet.supernet.paths import Path, PathSampling
 from bcnet.supernet.principle import Side
 from bcnet.supernet.supernet import Supernet
 from bcnet.training.loop import Loop, Progress
@@ -127,8 +127,7 @@ class _Trainer(Loop):
         self.fused: StepEngine | None = None
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
-        rng = step_rng(self.config.seed, self.step)
-        paths = self.config.sampling.paths(self.step, rng, self.net.space, self.net.principle)
+        paths = self.config.sampling.paths(self.step, self.config.seed, self.net.space, self.net.principle)
         (self.fused or self.gradients).zero()
         self.trained = [path.widths for path in paths]
         return torch.stack([self._run_paths(paths, *part) for part in self.split(x, y)]).sum(0)

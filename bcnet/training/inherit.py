@@ -26,6 +26,7 @@ from bcnet.training import distributed
 from bcnet.training.loop import step_seed
 from bcnet.training.optim import Optimisation, make_optimizer, set_rate
 from bcnet.training.recalibration import recalibrate
+from bcnet.training.reconstruction import inherited
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
 from bcnet.utils.pointwise import safe_gradients
@@ -66,8 +67,9 @@ class _Kept:
 class CutScorer:
     """Scores widths by the network they leave of ``network``: ``score(widths)``, higher is better.
 
-    ``keep`` says which channels stay (a criterion, or scores of one's own); ``train`` are the batches for fine-tuning
-    and for batch norm's statistics, ``val`` those to measure on. Scores are fixed by all of these and the seed, on a
+    ``keep`` says which channels stay (a criterion, or scores of one's own), and with ``reconstruct`` layers make up for
+    the others (:func:`inherited`); ``train`` are the batches for fine-tuning and for batch norm's statistics,
+    ``val`` those to measure on. Scores are fixed by all of these and the seed, on a
     CPU bit for bit; the network and torch's random state are left alone. Several processes share the
     widths among them and must be given the same batches.
     """
@@ -83,13 +85,14 @@ class CutScorer:
         *,
         teacher: nn.Module | None = None,
         healing: Healing | None = None,
+        reconstruct: bool = False,
     ):
         self.space, self.task, self.healing = space, task or Task.classification(), healing or Healing()
         self.device = next(network.parameters()).device
         # Where networks are built, so that no copy crosses devices tensor by tensor.
         self.source = copy.deepcopy(network).to(next(space.model.parameters()).device)
         self.keep = importance(space, self.source, keep) if isinstance(keep, str) else keep
-        self.by = self.healing.by
+        self.by, self.reconstruct = self.healing.by, reconstruct
         self._train, self._val = self._kept(train, teacher), self._kept(_in_parts(val), teacher)
         self._sizes = np.array([len(x) for x, _ in self._val.batches], dtype=float)
         self.evaluations = 0
@@ -121,14 +124,18 @@ class CutScorer:
     def network(self, widths: ArrayLike) -> nn.Module:
         """The network at ``widths`` (L,) as it is scored: cut, fine-tuned for some steps, batch norm recalibrated."""
         with _fixed_random_state(self.device, self.healing.seed):
-            network = self.space.build(widths, weights_of=self.source, keep=self.keep).to(self.device)
+            made_of = self._calibration if self.reconstruct else []
+            network = inherited(self.space, self.source, widths, self.keep, made_of).to(self.device)
         if self.device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.healing.steps:
             self._heal(network)
-        batches = self._train.batches[: self.healing.calibration]
-        recalibrate(network, batches, bf16=self.healing.optimisation.bf16)
+        recalibrate(network, self._calibration, bf16=self.healing.optimisation.bf16)
         return network.eval()
+
+    @property
+    def _calibration(self) -> list[Batch]:
+        return self._train.batches[: self.healing.calibration]
 
     def _heal(self, network: nn.Module) -> None:
         recipe, steps = self.healing.optimisation, self.healing.steps

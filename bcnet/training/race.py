@@ -40,6 +40,15 @@ class RaceConfig:
     def survivors(self, alive: int, last: bool) -> int:
         return 1 if last else math.ceil(alive / 2)
 
+    def work(self, epochs: int) -> int:
+        """The epochs that all finalists of a training of ``epochs`` are trained for, together."""
+        alive, begun, total = self.finalists, 0, 0
+        milestones = self.milestones(epochs)
+        for end in milestones:
+            total += alive * (end - begun)
+            alive, begun = self.survivors(alive, last=end == milestones[-1]), end
+        return total + epochs - begun
+
 
 class Results(Protocol):
     """Where the measurements of a race are kept, so that a stopped one goes on with them."""

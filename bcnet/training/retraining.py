@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bcnet.data.source import Data, Source
@@ -112,6 +113,7 @@ def train_random(
     config: Retraining,
     task: Task | None = None,
     *,
+    teacher: nn.Module | None = None,
     folder: Path,
     progress: Callable[[int, Progress], None] | None = None,
 ) -> tuple[int, nn.Module, list[float], History]:
@@ -124,12 +126,12 @@ def train_random(
     scores = []
     for number in range(baseline.networks):
         network = build(number)
-        loop = _Retrainer(network, data.train, config, task, None, folder / f"{number:03d}")
+        loop = _Retrainer(network, data.train, config, task, teacher, folder / f"{number:03d}")
         loop.run(_numbered(progress, number), baseline.epochs)
         scores.append(evaluate(network, data.val, loop.task, bf16=config.optimisation.bf16)["score"])
     best = max(range(len(scores)), key=lambda n: scores[n])
     network = build(best)
-    loop = _Retrainer(network, data.whole or data.train, config, task, None, folder / "best")
+    loop = _Retrainer(network, data.whole or data.train, config, task, teacher, folder / "best")
     if not checkpoint.exists(folder / "best"):
         loop.restore(folder / f"{best:03d}")
         loop.step = baseline.epochs * loop.per_epoch
@@ -172,6 +174,18 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
                 "are no numbers, or the task gives some"
             )
     return {**found, "count": count}
+
+
+@torch.no_grad()
+def sample_scores(network: nn.Module, source: Source, task: Task, *, bf16: bool = False) -> NDArray[np.float64]:
+    """The score of every sample of ``source``, (n,): what two networks are compared by on the same images."""
+    device = next(network.parameters()).device
+    found = []
+    for x, y in source.batches(0, 0, device):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            found.append(task.score(_output(network, x), y).double().cpu())
+    scores: NDArray[np.float64] = torch.cat(found).numpy()
+    return scores
 
 
 @torch.no_grad()

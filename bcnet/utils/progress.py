@@ -23,6 +23,7 @@ READ_EVERY = 0.5
 """Seconds between two readings of the loss."""
 LINE_EVERY, LINE_SHARE, LINE_AT_LAST = 5.0, 0.01, 600.0
 """A line is due after so many seconds and so much of the work, or after that many seconds at the latest."""
+OVERALL = "the whole run"
 POINTS = 2000
 """The most points of one curve in TensorBoard."""
 
@@ -31,6 +32,9 @@ Figures = Mapping[str, float]
 
 class Listener:
     """Hears how work gets on; this one is silent."""
+
+    def expect(self, seconds: Mapping[str, float]) -> None:
+        """How long every stage to come will take, by plan."""
 
     def stage(self, name: str, about: str) -> None:
         """A stage begins."""
@@ -53,9 +57,17 @@ class Lines(Listener):
         self._told: dict[str, tuple[float, int]] = {}
         self._pace: dict[str, Pace] = {}
         self._figures: dict[str, Figures] = {}
+        self._journey: Journey | None = None
+
+    def expect(self, seconds: Mapping[str, float]) -> None:
+        self._journey = Journey(seconds, time.monotonic())
 
     def stage(self, name: str, about: str) -> None:
-        self._print(f"{name}: {about}")
+        left = ""
+        if self._journey is not None:
+            self._journey.begin(name, time.monotonic())
+            left = f" ({duration(self._journey.left(time.monotonic()))} left in all)"
+        self._print(f"{name}: {about}{left}")
 
     def note(self, text: str) -> None:
         self._print(f"note: {text}")
@@ -103,12 +115,48 @@ class Bars(Lines):
         self._bars.stop()
 
     def _show(self, name: str, done: int, total: int, figures: str, left: float) -> None:
+        if self._journey is not None:
+            now = time.monotonic()
+            self._overall(self._journey.share(now), self._journey.left(now))
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=total, figures="")
         self._bars.update(self._tasks[name], completed=done, total=total, figures=figures)
 
+    def _overall(self, share: float, left: float) -> None:
+        """The bar of the whole run, in percent, above those of the work at hand."""
+        if OVERALL not in self._tasks:
+            self._tasks[OVERALL] = self._bars.add_task(OVERALL, total=100, figures="")
+        figures = f"{duration(left)} left in all"
+        self._bars.update(self._tasks[OVERALL], completed=int(100 * share), figures=figures)
+
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
+
+
+class Journey:
+    """How far a whole run is: its plan, seconds by stage, and a clock. Stages that took longer than planned, or
+    shorter, stretch what is still to come."""
+
+    def __init__(self, planned: Mapping[str, float], now: float):
+        self._planned, self._now, self._since = dict(planned), "", now
+        self._done, self._took = 0.0, 0.0
+
+    def begin(self, stage: str, now: float) -> None:
+        """A stage begins, so the one before it has ended."""
+        self._done += self._planned.pop(self._now, 0.0)
+        self._took += now - self._since if self._now else 0.0
+        self._now, self._since = stage, now
+
+    def left(self, now: float) -> float:
+        """Seconds until the end."""
+        stretch = self._took / self._done if self._done and self._took else 1.0
+        here = max(0.0, stretch * self._planned.get(self._now, 0.0) - (now - self._since))
+        return here + stretch * sum(seconds for name, seconds in self._planned.items() if name != self._now)
+
+    def share(self, now: float) -> float:
+        """How much of the run is done, in 0..1."""
+        passed, left = self._took + now - self._since, self.left(now)
+        return passed / (passed + left) if passed + left else 0.0
 
 
 class Pace:
@@ -141,7 +189,7 @@ class TensorBoard(Listener):
         self._open: Callable[..., Any] = SummaryWriter
         self._writers: dict[str, Any] = {}
         self._written: dict[str, int] = {}
-        self.stage, self.note = listener.stage, listener.note  # type: ignore[method-assign]
+        self.stage, self.note, self.expect = listener.stage, listener.note, listener.expect  # type: ignore[method-assign]
 
     def step(self, name: str, done: int, total: int, figures: Figures) -> None:
         self._listener.step(name, done, total, figures)
@@ -217,6 +265,13 @@ def shown() -> Iterator[Listener]:
         if main:
             signal.signal(signal.SIGINT, before)
         listener.close()
+
+
+def duration(seconds: float) -> str:
+    """``12 s``, ``3 min``, ``1.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _described(figures: Figures) -> str:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from heard import Heard
 
-from bcnet.bench.build import BuildConfig, build_table
+from bcnet.bench.build import BuildConfig, build_sample, build_table
 from bcnet.errors import BcnetError
 from bcnet.training.optim import Optimisation
 from bcnet.utils.progress import Figures, Listener
@@ -81,3 +81,17 @@ def test_bad_settings() -> None:
         BuildConfig("zoo:digits_cnn", "digits", executor="threads")
     with pytest.raises(BcnetError, match=r"^seeds is 0, but it must be at least 1$"):
         BuildConfig("zoo:digits_cnn", "digits", seeds=0)
+
+
+def test_networks_are_drawn_within_a_budget(config: BuildConfig, tmp_path: Path) -> None:
+    drawn = replace(config, seeds=1, networks=1, within="flops=100%")
+    found = build_sample(drawn, tmp_path / "drawn")
+    assert found["widths"] == [[4, 4]]
+    assert 0 <= found["last"][0][0] <= found["best"][0][0] <= 100
+    assert (
+        build_sample(drawn, tmp_path / "drawn") == found == json.loads((tmp_path / "drawn/networks.json").read_text())
+    )
+    with pytest.raises(BcnetError, match="only 1 of the networks met use 98% to 100% of flops=100%"):
+        build_sample(replace(drawn, networks=2), tmp_path / "more")
+    with pytest.raises(BcnetError, match="give both"):
+        replace(config, networks=5)

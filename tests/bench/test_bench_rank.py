@@ -213,3 +213,15 @@ def test_bad_settings(settings: dict[str, str], sentence: str) -> None:
     with pytest.raises(BcnetError) as error:
         RankConfig(**settings)
     assert str(error.value) == sentence
+
+
+def test_recalibrated_statistics_and_drawn_networks(config: RankConfig, table: ChannelBench, tmp_path: Path) -> None:
+    drawn = replace(config, recalibrate=3, networks=10)
+    report = rank(drawn, data(), table, folder=tmp_path / "runs")
+    with np.load(tmp_path / "runs" / drawn.name / "scores.npz") as kept:
+        assert kept["held_out_accuracy"].shape == kept["test_loss"].shape == (2, 10)
+        assert set(kept["truth"].tolist()) <= set(table.mean.astype(np.float32).tolist())
+    assert report["recalibrate"] == 3
+    assert rank(replace(config, recalibrate=3), data(), table)["kendall"] != rank(config, data(), table)["kendall"]
+    with pytest.raises(BcnetError, match="networks are drawn for recalibrated statistics"):
+        RankConfig(networks=10)

@@ -92,7 +92,7 @@ def test_a_python_file_of_a_received_folder_is_run_with_trust_only(tmp_path: Pat
     run = tinyrun.create(tmp_path, model=f"{trap}:tiny")
     sentence = f"error: this would run the Python file {trap}: add --trust if you know what it does\n"
     folder, recipe = str(run.folder), str(run.path("recipe.yaml"))
-    stages = [[stage, folder] for stage in STAGES]
+    stages = [[stage, folder] for stage in (*STAGES, "report")]
     for command in (
         *stages,
         ["run", "--resume", folder],

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bcnet.data import DeviceData, LoadOptions, Source, from_loaders, load_data
 from bcnet.data import device as device_module
+from bcnet.data.cluttered_digits import read_cluttered_digits
 from bcnet.data.device import Draws
 from bcnet.data.source import split
 from bcnet.errors import BcnetError
@@ -46,6 +47,18 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert held.issuperset(ours)
     # The last, incomplete training batch is left for other epochs.
     assert len(ours) == 1797 - 1294 % 256
+
+
+def test_digits_in_clutter_are_always_the_same_and_made_of_different_digits() -> None:
+    pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed")
+    one, again = (read_cluttered_digits() for _ in range(2))
+    for part, other, count in ((one.train, again.train, 8_000), (one.test, again.test, 10_000)):
+        assert part.images.shape == (count, 1, 24, 24)
+        assert np.array_equal(part.images, other.images)
+        assert np.bincount(part.labels).min() > 0.09 * count
+    # Image i is made of digit i mod 719 of the test digits, and the training digits are 1,078 others.
+    assert np.array_equal(one.test.labels[:719], one.test.labels[719:1438])
+    assert np.array_equal(one.train.labels[:1078], one.train.labels[1078:2156])
 
 
 def test_digits_are_normalised_and_not_mirrored() -> None:
@@ -342,8 +355,8 @@ def test_epochs_of_the_device_leave_training_alone() -> None:
     [
         ("cifar-10", "unknown data 'cifar-10': did you mean cifar10:FOLDER?"),
         ("digit", "unknown data 'digit': did you mean digits?"),
-        ("svhn", "unknown data 'svhn': known are digits, cifar10:FOLDER, imagefolder:FOLDER"),
-        ("", "unknown data '': known are digits, cifar10:FOLDER, imagefolder:FOLDER"),
+        ("svhn", "unknown data 'svhn': known are digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER"),
+        ("", "unknown data '': known are digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER"),
         ("digits:/tmp", "digits comes with bcnet and takes no folder: write digits"),
         ("cifar10", "cifar10 needs the folder it lies in: write cifar10:FOLDER"),
         ("imagefolder:", "imagefolder needs the folder it lies in: write imagefolder:FOLDER"),

@@ -163,6 +163,51 @@ class Recurrent(Tiny):
         return self.lstm(steps)[0].transpose(1, 2)[..., None]
 
 
+class RecurrentCells(Tiny):
+    """Cells called step by step, from a state of zeros and from the one before."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 6)
+        self.long, self.short = nn.LSTMCell(12, 10), nn.GRUCell(10, 6, bias=False)
+
+    def body(self, x: Tensor) -> Tensor:
+        steps = x.mean(3).unbind(2)
+        state = long = None
+        for step in steps[:3]:
+            long = self.long(step, long)
+            state = self.short(long[0], state)
+        return state[..., None, None]
+
+
+class BiasedAttention(Tiny):
+    """Attention between pixels with a bias of its own for every head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.bias = nn.Conv2d(12, 36, 1), nn.Parameter(torch.randn(4, 64, 64))
+        self.out = nn.Conv2d(12, 12, 1)
+
+    def body(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(x.shape[0], 3, 4, 3, 64).transpose(3, 4).unbind(1)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+        return self.out(mixed.transpose(2, 3).reshape(x.shape))
+
+
+class NumbersInBuffers(Tiny):
+    """Whole numbers kept as buffers, of which the forward makes sizes, and one that it counts its calls with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("padding", torch.tensor(1), persistent=False)
+        self.register_buffer("calls", torch.tensor(0))
+        self.inner = nn.Conv2d(12, 12, 3)
+
+    def body(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        around = max(self.padding, self.padding * 2 - 1)
+        return self.inner(F.pad(x, [int(around)] * 4)) if x.shape[-1] > around else x
+
+
 class ShuffleLayer(Tiny):
     def __init__(self) -> None:
         super().__init__(18)
@@ -248,7 +293,7 @@ ODD = {
     c.__name__: c
     for c in (
         Constants, WeightNorm, SpectralNorm, Squeezed, DeadEnds, Slices, FixedGroups, Picked, LocalResponse,
-        DynamicConv, Memory, Einsum, Recurrent, ShuffleLayer, Frozen, NoGradient, NamedCode, TwoInputs,
-        Dictionary, Answering,
+        DynamicConv, Memory, Einsum, Recurrent, RecurrentCells, BiasedAttention, NumbersInBuffers, ShuffleLayer, Frozen,
+        NoGradient, NamedCode, TwoInputs, Dictionary, Answering,
     )
 }  # fmt: skip

@@ -14,6 +14,7 @@ from report_example import example
 import bcnet.report.page
 from bcnet.errors import BcnetError
 from bcnet.report import Figures, ReportData, charts, render, words
+from bcnet.report.several import render_several
 from bcnet.run.folder import RunFolder
 from bcnet.run.report import report_data, write_report
 from bcnet.search import Budget
@@ -50,7 +51,7 @@ def test_a_search_in_vain_is_called_that():
     sentences = words.verdict(with_score(example(), found=0.70))
     assert sentences[1:] == [
         "At the same budget, scaling all layers alike gives 75.24%, 5.24\N{NO-BREAK SPACE}points more.",
-        "So the search was not worth it here: train the supernet for longer, or take the better one.",
+        "So the search was not worth it here: train for longer, or take the better one.",
     ]
 
 
@@ -58,9 +59,57 @@ def test_differences_that_may_be_chance_are_called_that():
     worse = with_score(replace(example(), count=400), found=0.74)
     assert words.verdict(worse)[1:] == [
         "At the same budget, scaling all layers alike gives 75.24%, 1.24\N{NO-BREAK SPACE}points more.",
-        "On 400 test images, chance alone makes differences of up to 6.20\N{NO-BREAK SPACE}points.",
+        "On 400 test images, chance alone makes differences of up to 6.08\N{NO-BREAK SPACE}points.",
+        "Each was trained once: what another training would change was not measured.",
     ]
     assert words.verdict(replace(worse, count=40_000))[2].startswith("So the search was not worth it here")
+
+
+def test_differences_on_the_same_images_have_intervals():
+    data = replace(example(), count=10_000)
+    uniform = replace(data.networks["uniform"], lead=(0.0114, 0.002))
+    data = replace(data, networks={**data.networks, "uniform": uniform})
+    once = "Each was trained once: what another training would change was not measured."
+    gives = "At the same budget, scaling all layers alike gives 75.24%, 1.14\N{NO-BREAK SPACE}points less"
+    assert words.verdict(data)[1:] == [
+        f"{gives} (95% interval: 0.748 to 1.53).",
+        "That is more than chance on 10,000 test images allows.",
+        once,
+    ]
+    thrice = words.verdict(replace(data, repeats=3))
+    assert thrice[2:] == ["That is more than chance on 10,000 test images and over 3 trainings of each allows."]
+
+
+def test_the_badge_says_whether_it_was_worth_it():
+    data = replace(example(), count=40_000)
+    assert words.badge(data) == ("worth it", "good")
+    assert words.badge(with_score(data, found=0.7525)) == ("no clear difference", "open")
+    assert words.badge(with_score(data, found=0.70)) == ("the search was not worth it", "bad")
+    assert words.badge(replace(data, learnt=False))[1] == "bad"
+    late = {"text": "latency=50%", "name": "latency", "allowed": 2e6, "taken": 3e6, "by": "measured", "met": False}
+    data = replace(data, kept=(late,))
+    assert words.badge(data) == ("failed: a budget is not met", "bad")
+    assert words.budgets(data) == ["latency=50%: not met, measured (3 ms of 2 ms)"]
+    assert "The budget latency=50% is not met: measured, it takes 3 ms, and 2 ms are allowed." in words.verdict(data)
+    assert "failed: a budget is not met</span>" in render(data)
+
+
+def test_several_runs_are_one_page():
+    page = render_several([example(run="runs/a & b"), with_score(example(run="runs/c"), found=0.7)])
+    assert "runs/a &amp; b" in page
+    assert page.count("<tr>") == 3
+    assert "the search was not worth it" in page
+
+
+def test_a_point_of_the_front_says_how_to_have_it():
+    front = charts.front(example(run="my runs/a"))["data"][1]
+    about, command = front["customdata"][0]
+    assert about.count("layer") == 37
+    assert command == f"bcnet pick 'my runs/a' --budget flops={front['x'][0]:.0f}"
+
+
+def test_a_page_has_about_2_mb():
+    assert len(render(example())) < 2**21
 
 
 def test_latency_that_did_not_fall_is_said():
@@ -158,7 +207,7 @@ def test_latency_budget_is_drawn_in_seconds():
 def test_page_is_whole_and_escaped():
     page = render(example())
     assert page.count('<div class="chart') == len(charts.all_charts(example())) == 8
-    assert not re.search(r'(src|href)="(?!data:)', page.split("<script>")[0])
+    assert not re.search(r'(src|href)="(?!data:|#)', page.split("<script>")[0])
     assert "<b>tags</b>" not in page
     assert "&lt;folder&gt;" in page
     assert "birds &amp; bees" in page
@@ -187,6 +236,7 @@ def test_missing_plotly(monkeypatch):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(bcnet.report.page.importlib, "import_module", missing)
+    bcnet.report.page.packed_plotly.cache_clear()
     with pytest.raises(BcnetError) as error:
         render(example())
     assert str(error.value) == 'the report draws with plotly, which is not installed: pip install "bcnet[report]"'

@@ -39,7 +39,7 @@ def images(run: Run) -> torch.Tensor:
 
 def test_torch(run):
     result = export_run(run)
-    assert result["files"] == ["widths.json", "weights.safetensors"]
+    assert result["files"] == ["widths.json", "weights.safetensors", "MODEL.md"]
     assert set(result["latency_ms"]) == {"original", "slim"}
     assert all(value > 0 for value in result["latency_ms"].values())
     x = images(run)
@@ -56,7 +56,7 @@ def test_command(run, kind, tmp_path):
     result = terminal.run("export", str(run.folder), "--to", kind, "--out", str(tmp_path), "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert told["files"] == ["widths.json", "weights.safetensors", f"model.{kind}"]
+    assert told["files"] == ["widths.json", "weights.safetensors", f"model.{kind}", "MODEL.md"]
     assert 0 <= told["difference"] < 1e-5
     assert told["any_batch"] is True
     x = images(run)[:3]
@@ -65,10 +65,27 @@ def test_command(run, kind, tmp_path):
     np.testing.assert_allclose(found.detach(), run.network("found").cpu()(x).detach(), atol=1e-5)
 
 
+def test_an_onnx_file_says_how_it_is_used_without_bcnet(run, tmp_path, monkeypatch, capsys):
+    export_run(run, "onnx", tmp_path)
+    card = (tmp_path / "MODEL.md").read_text("utf-8")
+    assert "| flops |" in card
+    assert "90.00 % accuracy on test images" in card
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(tmp_path / "model.onnx"))
+    assert [output.name for output in session.get_outputs()] == ["logits"]
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["bcnet"])
+    assert facts == json.loads((tmp_path / "widths.json").read_text())["facts"]
+    assert facts["class_names"] == list("0123456789")
+    assert facts["preprocessing"]["values"] == "0 to 16"
+    monkeypatch.chdir(tmp_path)
+    code = card.split("```python\n")[1].split("```")[0]
+    exec(code, {})
+    assert capsys.readouterr().out.strip() in facts["class_names"]
+
+
 def test_command_for_people(run, tmp_path):
     result = terminal.run("export", str(run.folder), "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(f"wrote widths.json, weights.safetensors to {tmp_path}")
+    assert result.stdout.startswith(f"wrote widths.json, weights.safetensors, MODEL.md to {tmp_path}")
     assert "latency (torch, CPU, threads: " in result.stdout
     assert "times as fast" in result.stdout
 
@@ -132,7 +149,7 @@ def test_missing_onnxruntime(run, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(bcnet.run.export.importlib, "import_module", missing)
+    monkeypatch.setattr(bcnet.latency.onnx.importlib, "import_module", missing)
     with pytest.raises(BcnetError) as error:
         export_run(run, "onnx")
     assert str(error.value) == 'onnx is not installed: pip install "bcnet[onnx]"'

@@ -330,7 +330,7 @@ def test_killed_twice_a_run_ends_the_same(finished: Run, tmp_path: Path) -> None
     run = tinyrun.create(tmp_path)
     script = """
 import os, signal, sys
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/helpers")
 import tinyrun
 from bcnet.run.session import Listener, Run
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from bcnet import models as zoo
 from bcnet.data import LoadOptions
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import FOLDER, Compared, Prior, Recipe, names
+from bcnet.run.recipe_comments import GROUPS, KEYS, commented
 from bcnet.search import SearchConfig
 from bcnet.supernet.paths import METHODS, PathSampling
 from bcnet.training.optim import Optimisation
@@ -41,7 +44,7 @@ def test_defaults_are_one_sound_recipe() -> None:
     assert (recipe.start, recipe.scorer, recipe.rank_by) == ("trained", "steps", "loss")
     assert recipe.race is not None
     assert recipe.distillation is not None
-    assert recipe.compare == ("full", "uniform")
+    assert recipe.compare == ("full", "uniform", "uniform-8")
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
 
 
@@ -208,7 +211,8 @@ def test_every_recipe_is_in_order(name: str) -> None:
     assert kind == "zoo"
     assert model in zoo.MODELS
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
-    assert name == "digits" or recipe.supernet.head == recipe.retrain.head == 0  # the paper's have plain rates
+    own = name in ("digits", "cluttered_digits")
+    assert own or recipe.supernet.head == recipe.retrain.head == 0  # the paper's have plain rates
     assert recipe.search.choose == ("log-width" if name == "digits" else "score")  # the paper takes the best score
     assert set(yaml.safe_load((FOLDER / f"{name}.yaml").read_text())) <= set(Recipe.model_fields)
 
@@ -232,3 +236,37 @@ def test_groups_of_settings_are_the_programs_own_classes() -> None:
     recipe = Recipe.parse({**SCRATCH, "search": {"strategy": "greedy"}, "random": {"networks": 3}})
     assert recipe.search == SearchConfig(strategy="greedy", choose="log-width")
     assert recipe.random == RandomBaseline(networks=3)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "capability", "expected"),
+    [(None, (9, 0), True), (None, (7, 5), False), (False, (9, 0), False), (True, (7, 5), True)],
+)
+def test_bf16_is_the_default_of_gpus_that_have_it(
+    bf16: bool | None, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    recipe = Recipe(model="zoo:digits_cnn", data="digits", bf16=bf16)
+    on_gpu = recipe.on(torch.device("cuda"))
+    assert {on_gpu.given.bf16, on_gpu.supernet.bf16, on_gpu.retrain.bf16} == {expected}
+    assert on_gpu.on(torch.device("cuda")) == on_gpu
+    if bf16 is None:
+        assert recipe.on(torch.device("cpu")) is recipe
+
+
+def test_every_key_has_a_comment() -> None:
+    assert set(KEYS) == set(Recipe.model_fields)
+    groups = {key: value for key, value in Recipe.read("cluttered_digits").to_dict().items() if isinstance(value, dict)}
+    groups |= {"prior": asdict(Prior())}
+    for name, keys in groups.items():
+        assert set(keys) == set(GROUPS[name]), name
+
+
+@pytest.mark.parametrize("name", ["digits", "cluttered_digits", "mobilenetv2_cifar"])
+def test_comments_change_nothing(name: str) -> None:
+    recipe = Recipe.read(name)
+    text = commented(recipe)
+    assert Recipe.from_yaml(text) == recipe
+    assert text.startswith("# the version of this format\nversion: 1\n")
+    assert "  epochs: " in text
+    assert "  # passes over the training images" in text

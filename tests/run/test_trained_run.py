@@ -217,6 +217,18 @@ def test_noise_is_told_from_differences() -> None:
     assert not tells_apart(torch.full((16, 4), torch.nan))
 
 
+def test_networks_trained_more_than_once_have_intervals_over_trainings(tmp_path: Path, weights: Path) -> None:
+    run = tinyrun.work(tinyrun.trained(tmp_path, weights, repeats=2, race=None))
+    rows = {row["name"]: row for row in run.read("compare")["networks"]}
+    assert {name: row["trainings"] for name, row in rows.items()} == {"full": 1, "uniform": 2, "found": 2}
+    first, again = run.read("retrain/uniform"), run.read("retrain/uniform-2")
+    assert first["widths"] == again["widths"]
+    assert first["loss"] != again["loss"]
+    assert rows["uniform"]["score"] == pytest.approx((first["score"] + again["score"]) / 2)
+    assert rows["full"]["lead"]["error"] > 0
+    assert report_data(run).repeats == 2
+
+
 def test_a_layer_keeps_some_channels_unless_asked(tmp_path: Path, weights: Path) -> None:
     run = tinyrun.trained(tmp_path, weights, least=4)
     tinyrun.work(run, until="trace")

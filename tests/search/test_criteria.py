@@ -16,7 +16,7 @@ from bcnet import models as zoo
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import Constraints
 from bcnet.search.criteria import METHODS, allot, find_method
-from bcnet.space.importance import importance, taylor
+from bcnet.space.importance import importance, kinds, taylor
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import WidthSpace, WidthVariable
 
@@ -77,6 +77,40 @@ def test_local_is_the_widest_uniform_scaling() -> None:
     assert not constraints.feasible(widths[None] + 1)[0]
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), share=st.integers(15, 90), of=st.lists(st.integers(0, 2), min_size=5, max_size=5)
+)
+def test_every_kind_keeps_the_same_share(seed: int, share: int, of: list[int]) -> None:
+    """Where every channel costs the same: within a kind the highest scores stay, whatever other kinds' scores are."""
+    space = WidthSpace([WidthVariable(f"v{i}", tuple(range(1, 21))) for i in range(5)])
+    constraints = Constraints(space, {"params": lambda widths: np.atleast_2d(widths).sum(axis=1)}, [f"params={share}%"])
+    scores = scores_of(space, seed)
+    widths = allot(constraints, scores, "isomorphic", of)
+    assert widths.sum() == 100 * share // 100
+    for kind in set(of):
+        members = [i for i in range(5) if of[i] == kind]
+        floor = len(members) / (20 * len(members))
+        kept = widths[members].sum() / (20 * len(members))
+        assert abs(kept - max(share / 100, floor)) <= 0.1
+        stay = np.concatenate([np.sort(scores[i])[::-1][1 : widths[i]] for i in members])
+        gone = np.concatenate([np.sort(scores[i])[::-1][widths[i] :] for i in members])
+        assert stay.min(initial=np.inf) >= gone.max(initial=0)
+    scaled = [row * (10.0 if kind == 0 else 1.0) for row, kind in zip(scores, of, strict=True)]
+    assert (allot(constraints, scaled, "isomorphic", of) == widths).all()
+
+
+def test_kinds_are_what_layers_do() -> None:
+    """MobileNetV2's hidden layers are of one kind; its streams are where equally many blocks add to them."""
+    _, space = network()
+    found = {v.name: kind for v, kind in zip(space.variables, kinds(space), strict=True)}
+    assert len({kind for name, kind in found.items() if "expand" in name}) == 1
+    streams = {stage: found[f"stage{stage}.0.body.project.conv"] for stage in range(1, 8)}
+    of_equal_length = [{1, 7}, {2}, {3, 5, 6}, {4}]
+    assert [{s for s in streams if streams[s] == kind} for kind in dict.fromkeys(streams.values())] == of_equal_length
+    assert found["head.conv"] not in streams.values()
+
+
 @cache
 def network() -> tuple[nn.Module, NetworkSpace]:
     torch.manual_seed(0)
@@ -95,10 +129,10 @@ def test_every_method_fills_the_budgets_of_a_real_network(name: str, budgets: li
         if criterion == "taylor"
         else importance(space, model, criterion)
     )
-    widths = allot(constraints, scores, scope)
+    widths = allot(constraints, scores, scope, kinds(space))
     assert constraints.feasible(widths[None])[0]
     assert (widths % space.steps == 0).all()
-    if scope == "global":
+    if scope != "local":
         assert constraints.excess(widths[None]).max() >= -0.02
         assert (widths >= space.min).all()
     slim = space.build(widths, weights_of=model, keep=scores).eval()
@@ -122,12 +156,16 @@ def test_one_sentence() -> None:
         "the scores of variable 'v1' must be 24 finite numbers, one for each of its units"
     )
     assert failure(allot, constraints, [np.ones(24)] * 3, "both") == (
-        "the scope is 'both', but it must be local or global"
+        "the scope is 'both', but it must be local, global or isomorphic"
     )
     tight = Constraints(space, costs, ["flops=1K"])
-    for scope in ("local", "global"):
-        assert failure(allot, tight, [np.ones(24)] * 3, scope) == failure(tight.check)
+    for scope in ("local", "global", "isomorphic"):
+        assert failure(allot, tight, [np.ones(24)] * 3, scope, [0, 0, 0]) == failure(tight.check)
+    assert failure(allot, constraints, [np.ones(24)] * 3, "isomorphic", [0, 1]) == (
+        "kinds has 2 numbers, but this space has 3 width variables"
+    )
     assert failure(find_method, "l2_global") == (
         "unknown method 'l2_global' (did you mean 'l2-global'?): there are uniform, l1-global, l2-global, "
-        "bn-scale-global, taylor-global, fpgm-global, lamp-global, random-global"
+        "bn-scale-global, taylor-global, fpgm-global, lamp-global, random-global, l1-isomorphic, l2-isomorphic, "
+        "bn-scale-isomorphic, taylor-isomorphic, fpgm-isomorphic, lamp-isomorphic, random-isomorphic"
     )

@@ -157,3 +157,35 @@ def test_tight_budget_is_met_by_shrinking() -> None:
 )
 def test_costs_for_people(name: str, value: int, text: str) -> None:
     assert format_cost(name, value) == text
+
+
+@given(st.integers(0, 2**31), st.integers(5, 95))
+def test_random_networks_use_the_budget(seed: int, percent: int) -> None:
+    space, costs = chain(groups=24)
+    constraints = Constraints(space, costs, [f"flops={percent}%"])
+    widths = constraints.sample_full(np.random.default_rng(seed), 5)
+    assert widths.shape == (5, len(space))
+    assert constraints.feasible(widths).all()
+    assert (constraints.excess(widths) >= -0.05).all()
+
+
+def test_random_networks_of_few_candidates_are_as_full_as_can_be_met() -> None:
+    constraints = Constraints(SPACE, COSTS, ["flops=7%"])
+    widths = constraints.sample_full(np.random.default_rng(0), 4)
+    assert (constraints.fill(widths, np.random.default_rng(1)) == widths).all()
+
+
+@given(st.integers(5, 100))
+def test_uniform_scaling_is_exact_or_in_multiples(percent: int) -> None:
+    space, costs = chain(length=4, groups=4, width=60)
+    constraints = Constraints(space, costs, [f"flops={percent}%"])
+    exact, eights = constraints.uniform(), constraints.uniform(8)
+    assert len(set(exact.tolist())) == 1  # all layers are 60 wide
+    assert constraints.feasible(np.stack([exact, eights])).all()
+    assert not constraints.feasible(np.minimum(exact + 1, 61)[None])[0] or exact[0] == 60
+    assert ((eights % 8 == 0) | (eights == 60)).all() or (eights == exact).all()
+
+
+def test_multiples_that_do_not_fit_leave_the_exact_scaling() -> None:
+    constraints = Constraints(SPACE, COSTS, ["flops=3%"])
+    assert (constraints.uniform(8) == constraints.uniform()).all()

@@ -81,6 +81,22 @@ def test_costs_are_what_torch_counts(name: str) -> None:
         assert space.costs["params"](widths)[0] == sum(p.numel() for p in network.parameters())
 
 
+class AcrossImages(Tiny):
+    """The images of a batch attend to each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).mean((2, 3))
+        return self.head((x @ x.T).softmax(1) @ x)
+
+
+def test_flops_are_those_of_one_image_where_images_meet() -> None:
+    space = trace(AcrossImages().double(), X)
+    network = space.build(space.min)
+    with FlopCounterMode(display=False) as counter:
+        network.eval()(X[:1])
+    assert space.costs["flops"](space.min)[0] == counter.get_total_flops() // 2
+
+
 def test_memory_falls_with_widths() -> None:
     for name in NETWORKS:
         space = traced(name)[1]

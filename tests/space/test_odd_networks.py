@@ -30,7 +30,6 @@ MASK = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().m
 
 # (variable, full width, unit), and the layers that keep their width with the reason; the head, an output, is left out.
 OUTPUT = ("head", "it is the network's output")
-HIDDEN = "the hidden size of a recurrent layer does not vary"
 EXPECTED = {
     "Constants": (
         [("stem.0", 12, 1), ("outer.0", 12, 1)],
@@ -57,7 +56,10 @@ EXPECTED = {
     ),
     "Memory": ([("stem.0", 12, 1), ("cell.0", 12, 1)], []),
     "Einsum": ([("stem.0", 12, 1), ("mix", 10, 1), ("out.0", 12, 1)], []),
-    "Recurrent": ([("stem.0", 12, 1), ("inner.0", 10, 1)], [("gru", f"gru: {HIDDEN}"), ("lstm", f"lstm: {HIDDEN}")]),
+    "Recurrent": ([("stem.0", 12, 1), ("inner.0", 10, 1), ("gru", 6, 1), ("lstm", 9, 1)], []),
+    "RecurrentCells": ([("stem.0", 12, 1), ("long", 10, 1), ("short", 6, 1)], []),
+    "BiasedAttention": ([("stem.0", 12, 1), ("qkv", 4, 1), ("out", 12, 1)], []),
+    "NumbersInBuffers": ([("stem.0", 12, 1), ("inner", 12, 1)], []),
     "ShuffleLayer": ([("stem.0", 6, 3), ("grouped.0", 18, 3)], []),
     "Frozen": ([("stem.0", 12, 1)], []),
     "NoGradient": ([("stem.0", 12, 1)], []),
@@ -213,6 +215,21 @@ def test_what_cannot_be_exported_is_named() -> None:
         f"{line}: return x * float(x.detach().numpy().mean())); use torch's own functions there, or trace a module "
         "that wraps the network and leaves that part out, or switch it off where there is an option"
     )
+
+
+class Merges(Tiny):
+    """Makes the weights of one layer of another's, behind autograd's back."""
+
+    def body(self, x: Tensor) -> Tensor:
+        self.stem[0].weight.data = self.stem[0].weight.data * 2
+        return x * self.stem[0].weight.data.sum()
+
+
+def test_weights_through_data_are_named() -> None:
+    with pytest.raises(
+        BcnetError, match=r"Merges: its forward reads or writes weights through \.data, which has no graph"
+    ):
+        trace(Merges().double(), X)
 
 
 def test_the_share_of_flops_that_can_be_reduced() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bcnet.errors import BcnetError
 from bcnet.space.widths import WidthSpace, WidthVariable, candidates
-from bcnet.supernet.paths import METHODS, Path, PathSampling, complement, step_rng
+from bcnet.supernet.paths import METHODS, Path, PathSampling, complement
 from bcnet.supernet.principle import PRINCIPLES, Principle, get_principle
 
 SPACES = st.lists(
@@ -38,7 +38,7 @@ STEPS = st.integers(0, 10**6)
 
 
 def drawn(sampling: PathSampling, step: int, seed: int, space: WidthSpace, principle: Principle) -> list[Path]:
-    return sampling.paths(step, step_rng(seed, step), space, principle)
+    return sampling.paths(step, seed, space, principle)
 
 
 @given(STRATEGIES, STEPS, SEEDS, SPACES, st.sampled_from(PRINCIPLES))
@@ -64,6 +64,22 @@ def test_a_complementary_step_of_bcv2_uses_every_channel_twice(seed: int, step: 
     assert len(paths) == 4
     for k, variable in enumerate(space.variables):
         uses = Counter(c for path in paths for c in principle.channels(variable, path.widths[k], path.side))
+        assert uses == dict.fromkeys(range(principle.total(variable)), 2)
+
+
+@given(SEEDS, st.integers(0, 10**6), st.sampled_from([0.0, 0.5]), SPACES)
+def test_two_alternating_steps_of_bcv2_use_every_channel_twice(
+    seed: int, pair: int, extremes: float, space: WidthSpace
+) -> None:
+    principle = get_principle("bcv2")
+    sampling = PathSampling(sides="alternate", extremes=extremes)
+    steps = [drawn(sampling, step, seed, space, principle) for step in (2 * pair, 2 * pair + 1)]
+    assert [{path.side for path in paths} for paths in steps] == [{"left"}, {"right"}]
+    assert [path.widths for path in steps[0]] == [path.widths for path in steps[1]]
+    for k, variable in enumerate(space.variables):
+        uses = Counter(
+            c for paths in steps for path in paths for c in principle.channels(variable, path.widths[k], path.side)
+        )
         assert uses == dict.fromkeys(range(principle.total(variable)), 2)
 
 

@@ -19,7 +19,7 @@ from bcnet.data import LoadOptions, from_loaders, load_data
 from bcnet.data.source import LoaderSource
 from bcnet.errors import BcnetError
 from bcnet.space.network import trace
-from bcnet.supernet.paths import METHODS, PathSampling, step_rng
+from bcnet.supernet.paths import METHODS, PathSampling
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.training import SupernetTraining, train_supernet
@@ -53,7 +53,7 @@ def test_a_step_is_the_gradient_of_the_strategys_loss(name: str) -> None:
     method = METHODS[name]
     net, x, y = double(method.principle), *toy.images(16)
     x = x.double()
-    paths = method.sampling.paths(0, step_rng(5, 0), net.space, net.principle)
+    paths = method.sampling.paths(0, 5, net.space, net.principle)
     total, teacher = torch.zeros((), dtype=torch.float64), None
     for path in paths:
         output = net(x, path.widths, path.side)
@@ -129,7 +129,7 @@ def test_bf16_on_a_cpu() -> None:
 def test_the_log_holds_the_losses_of_the_steps_paths() -> None:
     net = toy.supernet(dropout=0.0)
     x, y = toy.images(16)
-    paths = PathSampling().paths(0, step_rng(5, 0), net.space, net.principle)
+    paths = PathSampling().paths(0, 5, net.space, net.principle)
     wanted = [F.cross_entropy(net(x, path.widths, path.side), y).item() for path in paths]
     trained = train_supernet(net, LoaderSource([(x, y)]), SupernetTraining(optimisation=Optimisation(epochs=1), seed=5))
     assert trained.log.losses.tolist() == pytest.approx(wanted, rel=1e-5)

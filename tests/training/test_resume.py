@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bcnet.data import from_loaders
 from bcnet.data.source import LoaderSource, Source
 from bcnet.errors import BcnetError
+from bcnet.supernet.paths import PathSampling
 from bcnet.supernet.training import train_supernet
 from bcnet.training import checkpoint
 from bcnet.training.task import Task
@@ -54,6 +55,18 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, whole: Path, ste
     assert len(trained.log) == 4 * ALL
     for mine, theirs in zip(net.parameters(), again.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_a_run_stopped_within_a_pair_of_alternating_steps_is_resumed_fairly(tmp_path: Path, step: int) -> None:
+    alternating = toy.config(PathSampling(sides="alternate"))
+    train_supernet(toy.supernet(), toy.source(), alternating, folder=tmp_path / "whole")
+    with pytest.raises(toy.Stopped):
+        train_supernet(toy.supernet(), toy.source(), alternating, folder=tmp_path / "parts", progress=toy.stop_at(step))
+    trained = train_supernet(toy.supernet(), toy.source(), alternating, folder=tmp_path / "parts")
+    toy.same(tmp_path / "parts", tmp_path / "whole")
+    rows = trained.log.widths.reshape(-1, 2, 2, trained.log.variables)  # pairs, steps, paths, widths
+    assert (rows[:, 0] == rows[:, 1]).all()
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])

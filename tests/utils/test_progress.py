@@ -16,7 +16,7 @@ from bcnet.errors import BcnetError
 from bcnet.supernet.training import train_supernet
 from bcnet.training.loop import Progress
 from bcnet.utils import progress
-from bcnet.utils.progress import Bars, Lines, Listener, TensorBoard, shown, training_steps
+from bcnet.utils.progress import Bars, Journey, Lines, Listener, TensorBoard, duration, shown, training_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -97,6 +97,18 @@ def test_stages_and_notes_are_lines(capsys: Any) -> None:
     lines.stage("search", "find the best configuration")
     lines.note("a batch was halved")
     assert capsys.readouterr().err == "search: find the best configuration\nnote: a batch was halved\n"
+
+
+def test_the_whole_run_is_as_far_as_its_stages_say() -> None:
+    journey = Journey({"given": 10.0, "search": 30.0, "race": 20.0}, now=0.0)
+    journey.begin("given", 0.0)
+    assert journey.left(5.0) == 55.0
+    journey.begin("search", 20.0)  # took twice as long as planned
+    assert journey.left(20.0) == 100.0
+    assert journey.share(20.0) == pytest.approx(20 / 120)
+    assert journey.left(200.0) == 40.0
+    assert duration(75) == "75 s"
+    assert duration(600) == "10 min"
 
 
 def test_counts_without_figures(clock: Clock, capsys: Any) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bcnet.accel.enumeration.maker import Maker
 from bcnet.accel.enumeration.prefix_tree import Work
-from bcnet.accel.enumeration.steps import Dense, Maker, Pieces, Reader, Stacking, State, Step, cut, read
+from bcnet.accel.enumeration.steps import Dense, Pieces, Reader, Stacking, State, Step, cut, read
 from bcnet.accel.kernels import enum_conv as gpu_conv
 from bcnet.accel.kernels import enum_depthwise as gpu_depthwise
 from bcnet.accel.kernels import enum_fold as gpu_fold

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bcnet.accel.enumeration.maker import Maker
 from bcnet.accel.enumeration.prefix_tree import Tree
-from bcnet.accel.enumeration.steps import Maker, Stacking
+from bcnet.accel.enumeration.steps import Stacking
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
 from bcnet.space.network import Side

@@ -6,13 +6,14 @@ understands can stand in a program: biases, poolings, gates, concatenations, lay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from bcnet.accel.enumeration.prefix_tree import functional
+from bcnet.accel.kernels.values import Goal
 from bcnet.space.coupling import bind
 from bcnet.space.resize import sliced
 from bcnet.supernet.gradients import places
@@ -92,3 +93,19 @@ class Slices:
                 axes = self.net.space.coupling.axes.get(name)
                 for target, source in places(gradients[name], grad, axes, plan, self.net.total_units):
                     target.add_(source)
+
+
+def slope_of(
+    loss: Callable[[Tensor], Tensor], logits: Tensor, bias: Tensor | None, goal: Goal, found: Tensor, losses: Tensor
+) -> Tensor:
+    """As the kernel ``entropy``, for any loss of logits (n, classes): by autograd."""
+    sides, _, classes = logits.shape
+    values = logits.float() if bias is None else logits.float() + bias[: sides * classes].view(sides, 1, classes)
+    with torch.enable_grad():
+        leaf = values.detach().requires_grad_()
+        each = [loss(side) for side in leaf]
+        total = torch.stack([one * share for one, share in zip(each, goal.shares, strict=True)]).sum()
+        (slope,) = torch.autograd.grad(total, leaf)
+    losses[list(goal.slots)] = torch.stack([one.detach() for one in each]).to(losses.dtype)
+    found[: sides * classes] = slope.sum(1).flatten()
+    return slope.to(logits.dtype)

@@ -6,14 +6,14 @@ and a 1x1 convolution one batched matrix product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from bcnet.accel.fused_step.eager import Slices
+from bcnet.accel.fused_step.eager import Slices, slope_of
 from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
 from bcnet.accel.kernels.pack import ALIGN
 from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window, distance
@@ -114,7 +114,7 @@ class Tape:
         if goal.loss is None:
             slope = self.kernels.entropy(logits, self._last_bias(), y, goal, room, losses)
         else:
-            slope = _slope_of(goal.loss, logits, self._last_bias(), goal, room, losses)
+            slope = slope_of(goal.loss, logits, self._last_bias(), goal, room, losses)
         if not isinstance(last, Linear):
             self._give(self.program.result, Rows.whole(slope))
         for layer in reversed(self.program.layers):
@@ -343,22 +343,6 @@ class Tape:
             stride = (i * h * w, 1, i * w, i)
             self.shaped[key] = flat.as_strided((outputs, i, h, w), stride, flat.storage_offset() + start)
         return self.shaped[key]
-
-
-def _slope_of(
-    loss: Callable[[Tensor], Tensor], logits: Tensor, bias: Tensor | None, goal: Goal, found: Tensor, losses: Tensor
-) -> Tensor:
-    """As the kernel ``entropy``, for any loss of logits (n, classes): by autograd."""
-    sides, _, classes = logits.shape
-    values = logits.float() if bias is None else logits.float() + bias[: sides * classes].view(sides, 1, classes)
-    with torch.enable_grad():
-        leaf = values.detach().requires_grad_()
-        each = [loss(side) for side in leaf]
-        total = torch.stack([one * share for one, share in zip(each, goal.shares, strict=True)]).sum()
-        (slope,) = torch.autograd.grad(total, leaf)
-    losses[list(goal.slots)] = torch.stack([one.detach() for one in each]).to(losses.dtype)
-    found[: sides * classes] = slope.sum(1).flatten()
-    return slope.to(logits.dtype)
 
 
 def _at_most_two(grads: list[Rows]) -> list[Rows]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from bcnet.cli.bench.ablate import ablate
 from bcnet.cli.bench.build import build
 from bcnet.cli.bench.fetch import fetch
 from bcnet.cli.bench.rank import rank
 from bcnet.cli.bench.stats import stats
 
 bench_app = typer.Typer()
-for _command in (stats, rank, build, fetch):
+for _command in (stats, rank, ablate, build, fetch):
     bench_app.command(_command.__name__)(_command)
 
 

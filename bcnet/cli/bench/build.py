@@ -23,21 +23,30 @@ def build(
     batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
     workers: Annotated[int, typer.Option(min=1, help="Networks trained side by side.")] = 1,
     executor: Annotated[str, typer.Option(help="processes, or ray for several machines.")] = "processes",
+    networks: Annotated[int, typer.Option(min=0, help="Train so many drawn at random, not all; needs --within.")] = 0,
+    within: Annotated[str, typer.Option(help="The budget, as in flops=50%, of which drawn networks use 98%.")] = "",
     device: Annotated[str | None, options.DEVICE] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Train every network of a small space from scratch and write a table of the released schema."""
     from dataclasses import replace
 
-    from bcnet.bench.build import TABLE_RECIPE, BuildConfig, build_table
+    from bcnet.bench.build import TABLE_RECIPE, BuildConfig, build_sample, build_table
     from bcnet.run.session import choose_device
     from bcnet.utils.progress import shown
 
     where = str(choose_device(device))
     recipe = replace(TABLE_RECIPE, epochs=epochs, bf16=where.startswith("cuda"))
     names = tuple(ignore or ())
-    config = BuildConfig(model, data, groups, base, names, runs, batch, recipe, workers, cast(Any, executor), where)
+    config = BuildConfig(
+        model, data, groups, base, names, runs, batch, recipe, workers, cast(Any, executor), where, networks, within
+    )
     with interruptible("run the same command again"), shown() as listener:
+        if networks:
+            drawn = build_sample(config, out, listener)
+            mean = sum(map(sum, drawn["last"])) / networks / runs
+            typer.echo(f"{networks:,} networks, mean accuracy {mean:.2f} %: {out / 'networks.json'}")
+            return
         built = build_table(config, out, listener)
     best = built.best()
     if as_json:

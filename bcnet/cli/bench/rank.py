@@ -42,6 +42,10 @@ def rank(
         float | None, typer.Option(help="Share of the steps that train the widest network and the narrowest.")
     ] = None,
     base: Annotated[int, options.BASE] = 1,
+    recalibrate: Annotated[
+        int, typer.Option(min=0, help="Batch-norm statistics of so many training batches; 0: of the scored batch.")
+    ] = 0,
+    networks: Annotated[int, typer.Option(min=0, help="With --recalibrate, score so many at random; 0: all.")] = 0,
     images: Annotated[int, typer.Option(min=0, help="Images scored of the held-out and of the test part; 0: all.")] = 0,
     device: Annotated[str | None, options.DEVICE] = None,
     as_json: Annotated[bool, options.JSON] = False,
@@ -58,15 +62,12 @@ def rank(
     from bcnet.run.session import choose_device
     from bcnet.utils.progress import shown
 
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {seeds!r}") from None
+    numbers = seed_numbers(seeds)
     where = str(choose_device(device))
     first = experiment.RankConfig(
         space, method, epochs, lr=lr, warmup=warmup, weight_decay=weight_decay, head=head, bf16=where != "cpu",
         complement=complement, sides=cast(Any, sides), sandwich=sandwich, extremes=extremes, base=base, images=images,
-        model=model, groups=groups,
+        recalibrate=recalibrate, networks=networks, model=model, groups=groups,
     )  # fmt: skip
     configs = [replace(first, seed=n) for n in numbers]
     loaded = ChannelBench.load(experiment.bench_space(first) if model else space, path)
@@ -87,3 +88,11 @@ def rank(
     heads = ["method", "seed", "read by", "Pearson", "Spearman", "Kendall"]
     table(f"Space {space}, {epochs} epochs, by accuracy", heads, rows)
     typer.echo(f"details: {out}")
+
+
+def seed_numbers(text: str) -> list[int]:
+    """``0,1,2`` as numbers."""
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise BcnetError(f"seeds must be whole numbers as in 0,1,2, got {text!r}") from None

@@ -8,6 +8,7 @@ from bcnet.run.session import Run
 from bcnet.search import LogWidthModel
 from bcnet.search.criteria import allot, find_method
 from bcnet.search.trial import Trial
+from bcnet.space.importance import kinds
 from bcnet.space.widths import Widths
 
 
@@ -18,22 +19,28 @@ def named_widths(run: Run) -> dict[str, Widths]:
 
 def configuration(run: Run, name: str) -> list[int]:
     """The widths of ``full``, ``uniform``, ``balanced``, ``random`` or a criterion's allotment within the budgets."""
-    if name in ("full", "uniform"):
+    within = run.held
+    if name == "full" or (name == "uniform" and within is run.constraints):
         widths: list[int] = run.read("trace")["widths"][name]
         return widths
+    if name == "uniform":
+        return within.uniform().tolist()
     if name == "balanced":
-        return LogWidthModel.balanced(run.space).best(run.constraints).tolist()
+        return LogWidthModel.balanced(run.space).best(within).tolist()
     if name == "random":
         rng = np.random.default_rng([run.recipe.seed, 20])
-        return run.constraints.fill(run.constraints.sample(rng, 1)[0], rng)[0].tolist()
+        return within.sample_full(rng, 1)[0].tolist()
+    if name == "uniform-8":
+        return within.uniform(8).tolist()
     method = find_method(name)
-    return allot(run.constraints, run.scores_by(method.criterion), method.scope).tolist()
+    return allot(within, run.scores_by(method.criterion), method.scope, kinds(run.space)).tolist()
 
 
 def rules_of_thumb(run: Run) -> dict[str, list[int]]:
-    """What one would take without a search, by name."""
+    """What one would take without a search, by name. Balanced widths are not among them: inherited, they were five
+    points below uniform ones (docs/results/rivals.md)."""
     criterion = run.recipe.keep if run.recipe.keep != "random" else "l2"
-    names = dict.fromkeys(["uniform", "balanced", f"{criterion}-global", "taylor-global"])
+    names = dict.fromkeys(["uniform", f"{criterion}-isomorphic", "taylor-global", f"{criterion}-global"])
     return {name: configuration(run, name) for name in names}
 
 
@@ -41,6 +48,7 @@ def finalists(run: Run) -> dict[str, list[int]]:
     """The configurations that race, by name: the search's choice, its best single score, and the rules of thumb."""
     found = run.read("search")
     front = [trial for trial in map(Trial.from_dict, found["front"]) if trial.feasible and trial.score is not None]
+    front = [trial for trial in front if bool(run.held.feasible(np.array([trial.widths]))[0])]
     best = max(front, key=lambda trial: trial.score or 0.0, default=None)
     proposed = {"search": list(found["best"]["widths"])}
     proposed |= {} if best is None else {"best-score": list(best.widths)}

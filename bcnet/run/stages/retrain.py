@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from torch import nn
 
+from bcnet.data.source import Later, Source
 from bcnet.run.recipe import Compared
 from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, keep_network, rows_of
@@ -17,14 +18,20 @@ from bcnet.run.weights import fill
 from bcnet.training.retraining import Retraining, retrain, train_random
 from bcnet.utils.progress import training_steps
 
+ONCE = ("full", "random")
+"""Networks that are trained once however many ``repeats`` a recipe has: the first is no rival, the second a search."""
+
 
 def retrain_all(run: Run) -> None:
     """Train what was found, and what it is compared with; each is a result of its own."""
     names: list[str] = [name for name in get_args(Compared) if name in run.recipe.compare]
+    if {"uniform", "uniform-8"} <= set(names) and configuration(run, "uniform-8") == configuration(run, "uniform"):
+        names.remove("uniform-8")
     if run.recipe.start == "scratch" and run.recipe.distillation is not None and "full" not in names:
         names.insert(0, "full")
     for name in ["found", *names] if run.recipe.start == "trained" else [*names, "found"]:
         retrain_one(run, name)
+        _repeat(run, name)
     run.write("retrain", {"networks": [*names, "found"], "chosen": _chosen(run, names)})
 
 
@@ -42,13 +49,36 @@ def retrain_one(run: Run, name: str, widths: list[int] | None = None) -> None:
         _train_fresh(run, name, widths or (run.read("search")["best"]["widths"] if found else configuration(run, name)))
 
 
+def trainings(run: Run, name: str) -> list[dict[str, Any]]:
+    """What every training of the network ``name`` came to, the first one first."""
+    again = [f"{name}-{number}" for number in range(2, run.recipe.repeats + 1)]
+    return [run.read(f"retrain/{each}") for each in (name, *again) if run.done(f"retrain/{each}")]
+
+
+def _repeat(run: Run, name: str) -> None:
+    """Train a slim network again, with other batches and, from scratch, other first weights: chance has a size."""
+    if name in ONCE:
+        return
+    widths = run.read(f"retrain/{name}")["widths"]
+    inherits = run.recipe.start == "trained"
+    for number in range(2, run.recipe.repeats + 1):
+        again, start, seed = f"{name}-{number}", time.monotonic(), run.recipe.seed + 1000 * number
+        if run.done(f"retrain/{again}"):
+            continue
+        config, teacher = fine_tuning(run) if inherits else _taught(run, name)
+        network = run.inherited(widths) if inherits else run.fresh(widths, seed)
+        source = Later(run.final_training, (number - 1) * run.recipe.retrain.epochs)
+        _train(run, again, network, widths, replace(config, seed=seed), teacher, start, source)
+
+
 def _chosen(run: Run, names: list[str]) -> str:
     """The best network within the budgets by what the validation images say, where no network learnt from them."""
     rivals = {name: run.read(f"retrain/{name}") for name in [*names, "found"] if name != "full"}
     if not all("val" in result for result in rivals.values()):
         return "found"
     sign, key = (1, "loss") if run.recipe.rank_by == "loss" else (-1, "score")
-    return min(reversed(rivals), key=lambda name: sign * rivals[name]["val"][key])
+    means = {name: sign * np.mean([one["val"][key] for one in trainings(run, name)]) for name in rivals}
+    return min(reversed(means), key=lambda name: means[name])
 
 
 def fine_tuning(run: Run) -> tuple[Retraining, nn.Module | None]:
@@ -95,11 +125,17 @@ def _done(run: Run) -> list[dict[str, Any]]:
 
 
 def _train_fresh(run: Run, name: str, widths: list[int]) -> None:
-    start, config = time.monotonic(), _retraining(run)
+    start = time.monotonic()
+    config, teacher = _taught(run, name)
+    _train(run, name, run.fresh(widths), widths, config, teacher, start)
+
+
+def _taught(run: Run, name: str) -> tuple[Retraining, nn.Module | None]:
+    """How networks are trained from scratch, and their teacher, the full network, where there is one."""
+    config = _retraining(run)
     if name == "full":
         config = replace(config, distillation=None)
-    teacher = None if config.distillation is None else run.network("full")
-    _train(run, name, run.fresh(widths), widths, config, teacher, start)
+    return config, None if config.distillation is None else run.network("full")
 
 
 def _train(
@@ -110,10 +146,11 @@ def _train(
     config: Retraining,
     teacher: nn.Module | None,
     start: float,
+    source: Source | None = None,
 ) -> None:
     history = retrain(
         network,
-        run.final_training,
+        source or run.final_training,
         config,
         run.task_given,
         teacher=teacher,
@@ -139,9 +176,9 @@ def _retraining(run: Run) -> Retraining:
 def _retrain_random(run: Run) -> None:
     """The paper's ``random``: several networks trained for a short while, the best of them to the end."""
     r, start = run.recipe, time.monotonic()
-    config = replace(_retraining(run), distillation=None)
+    config = _retraining(run)
     rng = np.random.default_rng([r.seed, 20])
-    drawn = run.constraints.sample(rng, r.random.networks)[0].tolist()
+    drawn = run.constraints.sample_full(rng, r.random.networks).tolist()
     told = [training_steps(run.listener, f"random {number + 1} of {len(drawn)}") for number in range(len(drawn))]
     best, network, scores, history = train_random(
         lambda number: run.fresh(drawn[number]),
@@ -149,6 +186,7 @@ def _retrain_random(run: Run) -> None:
         run.data,
         config,
         run.task_given,
+        teacher=None if config.distillation is None else run.network("full"),
         folder=run.path(CHECKPOINTS, "random"),
         progress=lambda number, state: told[number](state),
     )

@@ -65,6 +65,7 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
         run.task,
         teacher=teacher,
         healing=healing,
+        reconstruct=r.reconstruct,
     )
 
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
+from bcnet.run.recipe import Prior
 from bcnet.run.session import Run
+from bcnet.run.stages.budgets import hold_latency
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
 from bcnet.search import LogWidthModel, PathLosses, SearchProgress, Trial, TrialStore, front_of, search
@@ -56,8 +58,10 @@ def find(run: Run) -> None:
     if result.best is None:
         raise BcnetError(f"the search found no widths within {', '.join(r.budgets)}: {'; '.join(notes)}")
     reference = {name: scorer.score(widths) for name, widths in named_widths(run).items()}
+    best, checked = hold_latency(run, result.best, [t for t in result.trials if t.score is not None])
     found = {
-        "best": result.best.to_dict(),
+        "best": best.to_dict(),
+        "latency": checked,
         "front": [trial.to_dict() for trial in result.front],
         "evaluations": len(result.trials),
         "hits": result.hits,
@@ -201,10 +205,15 @@ def _tell_search(run: Run, state: SearchProgress, ranked_by: str) -> None:
 def _prior(run: Run) -> tuple[PathLosses | None, list[str]]:
     """The best losses of training, for the first population; None, with the reason, where they are of no use."""
     r = run.recipe
-    if r.prior is None or r.search.strategy != "evolution":
+    if r.prior is None or r.search.strategy not in ("evolution", "prior"):
         return None, []
     if not any(isinstance(run.costs[b.name], QuadraticCost) for b in run.constraints.budgets):
         return None, ["no budget is one of FLOPs or parameters, so the search began at random, without the prior"]
+    return path_losses(run, r.prior), []
+
+
+def path_losses(run: Run, prior: Prior) -> PathLosses:
+    """The losses of the widths trained that ``prior`` asks for, least first."""
     kept = {k.removeprefix("log."): t for k, t in run.tensors("train").items() if k.startswith("log.")}
     log = LossLog.from_tensors(kept)
-    return PathLosses(*log.best(r.prior.best, after=int(r.prior.after * run.read("train")["steps"]))), []
+    return PathLosses(*log.best(prior.best or len(log), after=int(prior.after * run.read("train")["steps"])))

@@ -146,7 +146,10 @@ def evolution(constraints: Constraints, config: SearchConfig, initial: Widths | 
         else None
     )
     population = constraints.space.encode(initial) if initial is not None else _first(constraints, config, rng)
-    algorithm = NSGA2(pop_size=config.population, sampling=population, mating=mating, **operators)
+    retained = config.retained or config.population
+    algorithm = NSGA2(
+        pop_size=retained, n_offsprings=config.population, sampling=population, mating=mating, **operators
+    )
     problem = Problem(
         n_var=len(constraints.space),
         n_obj=2,

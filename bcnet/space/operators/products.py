@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from bcnet.space.axis import Size
 from bcnet.space.labels import Value, along, varying, vector
 from bcnet.space.operators.base import Call, labels_along, together
-from bcnet.space.operators.table import Hole, Site, rule
+from bcnet.space.operators.table import Hole, Site, register, rule
 
 
 def drops_whole_groups(groups: int, per_group_in: int, per_group_out: int) -> bool:
@@ -178,7 +179,11 @@ def _attention_macs(site: Site) -> list[list[Size]]:
 def attention(call: Call) -> Value:
     query, key, value = (call.value(name) for name in ("query", "key", "value"))
     call.agree(query, len(query.shape) - 1, key, len(key.shape) - 1)
-    heads = [v.map(lambda t: t[..., :1, :1]) for v in (query, key, value)]
+    mask = call.args.get("attn_mask")
+    for tokens, axis in ((query, -2), (key, -1)):
+        if mask is not None and mask.shape[axis] > 1:
+            call.agree(mask, len(mask.shape) + axis, tokens, len(tokens.shape) - 2)
+    heads = [v.map(lambda t: t[..., :1, :1]) for v in (query, key, value, mask) if v is not None]
     together(call.links, heads, (*call.shape[:-2], 1, 1), call.where)
     return call.carry(value)
 
@@ -247,21 +252,55 @@ def _recurrent_macs(site: Site) -> list[list[Size]]:
     return [[*steps, *site.of(w)] for w in weights if len(site.of(w)) == 2]
 
 
-_RECURRENT = [f"aten::{kind}{cell}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")]
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
-@rule(*_RECURRENT, macs=_recurrent_macs)
-def recurrent(call: Call) -> list[Value]:
-    """Its input's width may vary; its hidden widths, which the gates share, stay."""
+def recurrent(call: Call, gates: int) -> list[Value]:
+    """All gates, layers and directions of a recurrent layer share the hidden width, and so does its state."""
     x = call.value("input" if "input" in call.args else "data")
-    weights = call.args["params"] if "params" in call.args else [call.args["w_ih"], call.args["w_hh"]]
-    matrices = [w for w in weights if len(w.shape) == 2]
-    inputs = [matrices[0], *(matrices[2:3] if call.args.get("bidirectional") else ())]
-    for weight in inputs:
-        call.agree(x, len(x.shape) - 1, weight, 1)
-    free = {id(layer) for w in inputs for layer in w.layers if varying(layer) == (1,)}
-    for value in call.values():
+    cells, directions = _cells(call), 1 + bool(call.args.get("bidirectional"))
+    hidden = _labels(cells[0][1], 1)
+    for number, (from_input, from_state, *biases) in enumerate(cells):
+        for rows in (from_input, from_state, *biases):
+            call.links.link(_labels(rows, 0).reshape(gates, -1), hidden, f"{call.where} shares it between gates")
+        call.links.link(_labels(from_state, 1), hidden, f"{call.where} shares it between layers")
+        if number < directions:
+            call.agree(x, len(x.shape) - 1, from_input, 1)
+        else:
+            call.links.link(_labels(from_input, 1), hidden.repeat(directions), f"{call.where} feeds it to the next")
+    _keep_sequences(call, x, hidden)
+    ends = [hidden.repeat(shape[-1] // len(hidden)) for shape in call.shapes]
+    return [Value(s, (along(labels, len(s) - 1, s),)) for s, labels in zip(call.shapes, ends, strict=True)]
+
+
+def _cells(call: Call) -> list[list[Value]]:
+    """The weights of each layer and direction: from the input, from the state, and perhaps their biases."""
+    if "params" not in call.args:
+        names = ("w_ih", "w_hh", "b_ih", "b_hh")
+        return [[call.value(name) for name in names if call.args.get(name) is not None]]
+    weights, each = call.args["params"], 4 if call.args["has_biases"] else 2
+    if any(len(w.shape) != (2 if i % each < 2 else 1) for i, w in enumerate(weights)):
+        raise ValueError("a recurrent layer with projections")  # the caller then keeps its channels
+    return [list(weights[i : i + each]) for i in range(0, len(weights), each)]
+
+
+def _labels(value: Value, axis: int) -> Tensor:
+    """The labels along an axis, 0 where it carries none."""
+    found = labels_along(value, axis)
+    return torch.zeros(value.shape[axis], dtype=torch.int64) if found is None else found
+
+
+def _keep_sequences(call: Call, x: Value, hidden: Tensor) -> None:
+    """The state has the hidden width; lengths of sequences, batches and numbers of layers do not vary."""
+    states = call.args["hx"]
+    for value in (x, *(states if isinstance(states, (list, tuple)) else [states])):
+        last = len(value.shape) - 1
+        if value is not x:
+            call.links.link(_labels(value, last), hidden, f"{call.where} starts from a state of fixed size")
         for layer in value.layers:
-            if id(layer) not in free and not (value is x and varying(layer) == (len(x.shape) - 1,)):
-                call.fixed(layer, "the hidden size of a recurrent layer does not vary")
-    return [Value(shape) for shape in call.shapes]
+            if varying(layer) != (last,):
+                call.fixed(layer, "the length of a sequence does not vary")
+
+
+for _cell, _gates in _GATES.items():
+    register(f"aten::{_cell}", f"aten::{_cell}_cell", couple=partial(recurrent, gates=_gates), macs=_recurrent_macs)

@@ -1,0 +1,56 @@
+"""What a run will take: printed before it starts, and alone by ``bcnet run --plan``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bcnet.cli.console import console, print_json, table
+
+if TYPE_CHECKING:
+    from bcnet.run.recipe import Recipe
+    from bcnet.run.session import Run
+
+
+def print_plan(recipe: Recipe, device: str | None, as_json: bool) -> None:
+    """Measure some steps of what ``recipe`` asks for and print the plan; nothing is left behind."""
+    from bcnet.run.pipeline import STAGES, run_stages
+    from bcnet.run.plan import make_plan
+    from bcnet.run.session import Run, command_line, facts
+    from bcnet.search.constraints import format_cost
+    from bcnet.utils.progress import duration
+
+    with tempfile.TemporaryDirectory(prefix="bcnet-plan-") as folder:
+        run = Run(Path(folder) / "run", device)
+        Run.create(run.folder, recipe, facts(command_line(), recipe, str(run.device)))
+        with run.lock():
+            run_stages(run, "trace")
+            plan = make_plan(run)
+    if as_json:
+        print_json(plan.to_dict())
+        return
+    rows = [(name, STAGES[name][1], duration(seconds)) for name, seconds in plan.seconds.items()]
+    table(f"{recipe.model} on {recipe.data}: about {duration(plan.total)}", ["stage", "what for", "time"], rows)
+    memory = f"memory: {format_cost('memory', plan.memory)}, " if plan.memory else ""
+    disk = f"disk: {format_cost('memory', plan.disk)}"
+    console().print(f"{memory}{disk}; from some steps on this machine, as busy as it is now", soft_wrap=True)
+
+
+def tell_plan(run: Run, until: str) -> None:
+    """Tell a run's listener what is to come, unless that is next to nothing."""
+    from bcnet.run.pipeline import run_stages, stages_of
+    from bcnet.run.plan import make_plan
+    from bcnet.training import distributed
+
+    trains = {"given", "train", "search", "race", "retrain", "targets"}
+    names = stages_of(run.recipe)
+    if until not in names or distributed.world()[1] > 1:
+        return
+    ahead = {name for name in names[: names.index(until) + 1] if not run.done(name)}
+    if not ahead & trains:
+        return
+    run_stages(run, "trace")
+    plan = make_plan(run).until(until)
+    run.listener.note(f"plan: {plan}")
+    run.listener.expect(plan.seconds)

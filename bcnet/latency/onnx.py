@@ -1,0 +1,84 @@
+"""Networks as ONNX files, run by onnxruntime on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bcnet.errors import BcnetError
+
+
+class OnnxNetwork(nn.Module):
+    """An ONNX file as a network, run by onnxruntime on the CPU with as many threads as torch uses."""
+
+    def __init__(self, path: str | Path):
+        super().__init__()
+        runtime = onnxruntime()
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    @property
+    def any_batch(self) -> bool:
+        return all(isinstance(entry.shape[0], str) for entry in self._session.get_inputs())
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        named = {entry.name: x.numpy() for entry, x in zip(self._session.get_inputs(), inputs, strict=True)}
+        return [torch.from_numpy(array) for array in self._session.run(None, named)]
+
+
+def write_onnx(
+    network: nn.Module, inputs: tuple[Tensor, ...], path: Path, outputs: Sequence[str] | None = None
+) -> bool:
+    """Write ``network`` as a file; whether it takes batches of any size. ``outputs`` are names for its outputs."""
+    names = ["input"] if len(inputs) == 1 else [f"input{i}" for i in range(len(inputs))]
+    settings: dict[str, Any] = {"dynamo": True, "external_data": False, "input_names": names, "verbose": False}
+    with quiet_exports():
+        for shapes in (any_batch(inputs), None):
+            try:
+                torch.onnx.export(
+                    network.eval(), inputs, str(path), dynamic_shapes=shapes, output_names=outputs, **settings
+                )
+                return OnnxNetwork(path).any_batch
+            except Exception as error:  # the network's own code may tie it to a batch size: torch has no one class
+                failure = error
+    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+    raise BcnetError(f"torch cannot write this network as ONNX ({reason}): export it as pt2") from failure
+
+
+def any_batch(inputs: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:
+    """What torch's exporters are told, so that a file takes batches of any size."""
+    batch = torch.export.Dim("batch", min=1)
+    return tuple({0: batch} for _ in inputs)
+
+
+def onnxruntime() -> Any:
+    """The package, with those that torch needs to write ONNX; a sentence where one is missing."""
+    try:
+        for package in ("onnx", "onnxscript"):
+            importlib.import_module(package)
+        return importlib.import_module("onnxruntime")
+    except ModuleNotFoundError as error:
+        raise BcnetError(f'{error.name} is not installed: pip install "bcnet[onnx]"') from None
+
+
+@contextmanager
+def quiet_exports() -> Iterator[None]:
+    """Keep torch's own remarks on exporting from the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,205 @@
+"""What a run will take, before it starts: minutes of every stage, memory and disk, from some steps that are measured.
+
+A few real steps of each kind of work are run on copies of the networks; the rest is arithmetic over the recipe. So the
+plan is as true as these steps are typical: it knows nothing of what else the machine will do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bcnet.run.pipeline import stages_of, threads
+from bcnet.run.session import Run
+from bcnet.run.stages.retrain import ONCE
+from bcnet.search.constraints import format_cost
+from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training.optim import Optimisation
+from bcnet.training.retraining import Retraining, learnt, retrain
+from bcnet.utils.progress import duration
+from bcnet.utils.random_state import kept_random_state
+
+STEPS, LONGEST = 4, 3.0
+"""Steps that are timed after a first one, and the seconds after which that ends."""
+SCREENED = 4
+"""Configurations cut for each that begins a search among inherited networks."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Seconds by stage, and bytes: of memory at the most, of disk in the run's folder."""
+
+    seconds: dict[str, float]
+    memory: int
+    disk: int
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    def until(self, stage: str) -> Plan:
+        """The plan of a run that stops after ``stage``."""
+        names = list(self.seconds)
+        last = names.index(stage) + 1 if stage in names else len(names)
+        return Plan({name: self.seconds[name] for name in names[:last]}, self.memory, self.disk)
+
+    def __str__(self) -> str:
+        stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items() if seconds >= 1)
+        memory = f", memory: {format_cost('memory', self.memory)}" if self.memory else ""
+        disk = f"disk: {format_cost('memory', self.disk)}"
+        return f"about {duration(self.total)} ({stages or 'all at once'}){memory}, {disk}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Enough(Exception):
+    """Enough steps were timed."""
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """Seconds: of a training step of the full, a slim and the super network, of what the teacher says of a batch, and
+    of one look at all validation images."""
+
+    full: float
+    slim: float
+    supernet: float
+    taught: float
+    look: float
+
+
+@kept_random_state()
+def make_plan(run: Run) -> Plan:
+    """Measure and add up; the run must be traced."""
+    with threads(run.recipe.threads):
+        pace = _measured(run)
+    trained = run.recipe.start == "trained"
+    seconds = _inherited(run, pace) if trained else _from_scratch(run, pace)
+    order = [name for name in stages_of(run.recipe) if name != "trace"]
+    several = max(1, len(run.recipe.targets))
+    if run.recipe.targets:
+        own = sum(seconds.pop(name) for name in ("search", "race", "retrain") if name in seconds)
+        seconds["targets"] = several * own
+    known = {name: seconds.get(name, 0.0) for name in order if not run.done(name)}
+    return Plan(known, _memory(run), several * _disk(run))
+
+
+def _measured(run: Run) -> _Pace:
+    r = run.recipe
+    slim = run.fresh(run.constraints.uniform())
+    full = run.fresh(run.full)
+    rate = Optimisation(epochs=r.retrain.epochs, lr=1e-4, bf16=r.retrain.bf16)
+    batch = next(iter(run.data.train.batches(0, 0, run.device)))[0]
+    seen = next(iter(run.data.val.batches(0, 0, run.device)))[0]
+    taught = r.distillation is not None
+    return _Pace(
+        full=_training_step(run, full, rate),
+        slim=_training_step(run, slim, rate),
+        supernet=_supernet_step(run) if r.scorer == "supernet" else 0.0,
+        taught=_forward(full, batch, run) if taught else 0.0,
+        look=_forward(slim, seen, run) * len(run.data.val),
+    )
+
+
+def _training_step(run: Run, network: nn.Module, rate: Optimisation) -> float:
+    config = Retraining(optimisation=rate, seed=run.recipe.seed, channels_last=run.recipe.channels_last, engine="plain")
+    return _timed(lambda tell: retrain(network, run.data.train, config, run.task_given, progress=tell))
+
+
+def _supernet_step(run: Run) -> float:
+    config = SupernetTraining(sampling=run.recipe.paths.sampling, optimisation=run.recipe.supernet, seed=0)
+    net = run.fresh_supernet()
+    return _timed(lambda tell: train_supernet(net, run.data.train, config, run.task_given, progress=tell))
+
+
+def _timed(train: Callable[[Callable[[Any], None]], object]) -> float:
+    """Seconds of a step of ``train``, which is stopped after some; the first one, which warms up, does not count."""
+    times: list[float] = []
+
+    def tell(state: Any) -> None:
+        _ = state.loss  # waits for the device
+        times.append(time.perf_counter())
+        if len(times) > STEPS or (len(times) > 1 and times[-1] - times[0] > LONGEST):
+            raise _Enough
+
+    start = time.perf_counter()
+    with suppress(_Enough):
+        train(tell)
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else times[0] - start
+
+
+@torch.no_grad()
+def _forward(network: nn.Module, x: torch.Tensor, run: Run) -> float:
+    network.eval()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        network(x)
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
+    """A trained network's way: search among cut and healed networks, a race, and what is compared."""
+    r, steps = run.recipe, len(run.data.train)
+    epoch = steps * (pace.slim + pace.taught)
+    found = {"given": 2 * pace.look + (0.0 if _knows(run) else r.given.epochs * steps * pace.full)}
+    if r.scorer == "supernet":
+        found |= {"train": r.supernet.epochs * steps * pace.supernet, "search": 2 * r.search.evaluations * pace.look}
+    else:
+        heal = r.healing.steps * pace.slim if r.scorer == "steps" else 0.0
+        each = pace.look + r.healing.calibration * pace.slim / 3
+        found["search"] = r.search.evaluations * (heal + each) + SCREENED * r.search.population * each
+    others = r.repeats * sum(name != "full" for name in r.compare) + r.repeats - (r.race is not None)
+    if r.race is not None:
+        found["race"] = r.race.work(r.retrain.epochs) * epoch + r.race.finalists * pace.look
+    return {**found, "retrain": others * r.retrain.epochs * epoch}
+
+
+def _knows(run: Run) -> bool:
+    """Whether the given network need not be trained first."""
+    if run.recipe.weights or run.recipe.pretrained or run.done("given"):
+        return True
+    return learnt(run.source.model, run.data.val, run.task)
+
+
+def _from_scratch(run: Run, pace: _Pace) -> dict[str, float]:
+    """The paper's way: a supernet, a search in it, and networks trained from random weights."""
+    r, steps = run.recipe, len(run.data.train)
+    epochs = {name: r.retrain.epochs * (1 if name in ONCE else r.repeats) for name in ("found", *r.compare)}
+    if "random" in epochs:
+        epochs["random"] += r.random.networks * r.random.epochs
+    return {
+        "train": r.supernet.epochs * steps * pace.supernet,
+        "search": 2 * r.search.evaluations * pace.look,
+        "retrain": sum(n * steps * (pace.full if name == "full" else pace.slim) for name, n in epochs.items()),
+    }
+
+
+def _memory(run: Run) -> int:
+    """The most this process, or its GPU, has held so far: the measured steps were of the largest kinds."""
+    if run.device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(run.device))
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _disk(run: Run) -> int:
+    """Weights of what is trained; a checkpoint has them three times over with momentum, and two are kept."""
+    full, slim = (4 * int(run.space.costs["params"](w)[0]) for w in (run.full, run.constraints.uniform()))
+    racing = 0 if run.recipe.race is None or run.recipe.start == "scratch" else run.recipe.race.finalists
+    kept = full + (len(run.recipe.compare) + 2) * slim + 5 * 2**20  # trials, report, export
+    return kept + max(2 * 3 * full, racing * 2 * 3 * slim)

@@ -1,0 +1,83 @@
+"""Budgets of latency, held by measurement: a table of layers predicts, the whole network decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bcnet.latency.compare import compare_backend
+from bcnet.latency.table import LatencyTable
+from bcnet.run.session import Run
+from bcnet.search import LogWidthModel, Trial
+from bcnet.search.constraints import Budget, Constraints
+from bcnet.training import distributed
+
+ROUNDS = 5
+"""Corrections of the table at the most."""
+SLACK = 1.02
+"""Measured latency may be above its limit by so much and still hold: the clock is no better."""
+
+
+def limit_ms(run: Run, budget: Budget, full_ms: float) -> float:
+    """What ``budget`` allows, in milliseconds: a percentage is of the full network as it is measured."""
+    if not budget.text.rstrip().endswith("%"):
+        return budget.limit / 1e6
+    return full_ms * budget.limit / float(run.costs["latency"](run.full)[0])
+
+
+def hold_latency(run: Run, best: Trial, trials: Sequence[Trial]) -> tuple[Trial, dict[str, Any] | None]:
+    """``best``, or the next one that holds a budget of latency when it is measured; and what was measured.
+
+    Where the measurement is above the limit, the table is corrected by what it was off, and the log-width model over
+    all scores chooses again within that. Of several processes, the first one measures for all.
+    """
+    budget, table = next((b for b in run.constraints.budgets if b.name == "latency"), None), run.costs.get("latency")
+    if budget is None or not isinstance(table, LatencyTable):
+        return best, None
+    held, checked = distributed.decide(lambda: _held(run, best, trials, budget, table))
+    if not checked["held"]:
+        run.listener.note(
+            f"the budget {budget.text} is not met by measurement: {checked['slim_ms']:.3g} ms, but "
+            f"{checked['limit_ms']:.3g} ms are allowed; a smaller budget or a larger round_to may help"
+        )
+    elif checked["correction"] != 1.0:
+        by = f"{checked['correction'] - 1:+.0%}"
+        run.listener.note(f"predictions of latency were corrected by {by} until {budget.text} held when measured")
+    return held, checked
+
+
+def _held(
+    run: Run, best: Trial, trials: Sequence[Trial], budget: Budget, table: LatencyTable
+) -> tuple[Trial, dict[str, Any]]:
+    factor, checked = 1.0, _measured(run, best, budget)
+    for _ in range(ROUNDS):
+        if checked["held"]:
+            break
+        factor *= 1.01 * checked["slim_ms"] / checked["limit_ms"]
+        within = Constraints(run.space, {**run.costs, "latency": table.corrected(factor)}, run.constraints.budgets)
+        if not bool(within.feasible(run.space.min[None])[0]):
+            break
+        best = _choose(run, within, trials)
+        checked = {**_measured(run, best, budget), "correction": factor}
+    return best, checked
+
+
+def _measured(run: Run, trial: Trial, budget: Budget) -> dict[str, Any]:
+    """The full network and one at the widths of ``trial``, timed side by side."""
+    networks = {"full": run.fresh(run.full).eval(), "slim": run.fresh(np.array(trial.widths)).eval()}
+    found = compare_backend(networks, run.source.example, run.recipe.latency.backend)
+    limit = limit_ms(run, budget, found["full"])
+    held = found["slim"] <= SLACK * limit
+    return {
+        "correction": 1.0, "full_ms": found["full"], "slim_ms": found["slim"], "limit_ms": limit, "held": held
+    }  # fmt: skip
+
+
+def _choose(run: Run, within: Constraints, trials: Sequence[Trial]) -> Trial:
+    """The best configuration within corrected budgets by the log-width model over all scores."""
+    model = LogWidthModel.fit([t.widths for t in trials], [t.score or 0.0 for t in trials], run.space.layer_counts)
+    widths = tuple(int(width) for width in model.best(within))
+    predicted = float(model.predict(np.array(widths)[None])[0])
+    return Trial(0, widths, predicted, run.cost_of(widths), True, 0, 0.0)
