@@ -47,6 +47,9 @@ def kills(passes: list[dict[str, Any]]) -> list[str]:
         f"Uninterrupted, the run took {', '.join(took)} in the passes below, on a machine that did other work, too.",
         *_from(*passes),
         "",
+        "The first pass of two processes was ended by hand after 28 of its 30 stops: a process waited for one that was "
+        "killed before both had met. Launchers end such a process, and since then the test does, too.",
+        "",
         "What this does not show: power cuts, network file systems, GPUs, larger networks. Folders lay in memory, not "
         "on a disk, and processes were forked from one that had imported everything, so no stop fell into imports.",
         "",
