@@ -120,7 +120,16 @@ def test_table_survives_json(space: NetworkSpace, pretended: Pretended) -> None:
     assert again.networks == table.networks
     odd = json.loads(table.to_json())
     odd["networks"][0]["predicted"] = "9" * 50
-    for text in ("", "[]", "{}", '{"format": "bcnet.latency.compare", "version": 99}', json.dumps(odd)):
+    large = json.loads(table.to_json())
+    large["networks"][0]["predicted"] = 10**400
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"format": "bcnet.latency.compare", "version": 99}',
+        json.dumps(odd),
+        json.dumps(large),
+    ):
         with pytest.raises(BcnetError, match=r"^this is no latency table of this version of bcnet: measure it again$"):
             LatencyTable.from_json(text)
 
