@@ -104,7 +104,7 @@ class LatencyTable:
         }
         shaped = len(g) == len(inputs) == 1 and g[0] > 0 and inputs[0] > 1
         finite = all(getattr(self, n).shape == s and np.isfinite(getattr(self, n)).all() for n, s in shapes.items())
-        measured = [(n.predicted, n.measured) for n in self.networks]
+        measured = [value for n in self.networks for value in (n.predicted, n.measured)]
         return (
             shaped
             and finite
