@@ -112,9 +112,7 @@ class LatencyTable:
             and isinstance(self.facts, dict)
             and all(isinstance(layer, str) for layer in self.layers)
             and all(isinstance(n.fitted, bool) and len(n.widths) == inputs[0] - 1 for n in self.networks)
-            and all(
-                isinstance(value, (int, float)) and 0 < float(value) < np.inf for pair in measured for value in pair
-            )
+            and all(isinstance(value, (int, float)) and 0 < float(value) < np.inf for value in measured)
         )
 
     def to_json(self) -> str:
