@@ -38,7 +38,8 @@ def kills(passes: list[dict[str, Any]]) -> list[str]:
         "",
         "The run: an untrained network of two convolutions on digits, trained first; a supernet from its weights; "
         f"{len(passes[0]['recipe']['targets'])} targets, each with a search, a race and networks of its own; a "
-        f"checkpoint after every step. First result that was missing when it was stopped: {places}.",
+        f"checkpoint after every step. First result that was missing when it was stopped: {places} (end: a paused run "
+        "is looked at after it went on).",
         "",
         "While a run is paused by SIGSTOP and has its folder locked, a second one is started in the same folder and "
         "must be refused. The disk is full from a random moment on (every flush fails), and must be named. Where one "
