@@ -11,7 +11,7 @@ EXTRAS := dev,onnx,parquet,report
 TRITON := 3.9.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: run test test-all lint docs constraints clean
+.PHONY: run test test-all lint wheel docs constraints clean
 
 run: $(VENV)/.installed
 	$(BIN)/bcnet run
@@ -26,6 +26,15 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The wheel as users get it, tried from elsewhere: nothing of the checkout is importable there but what the wheel holds.
+wheel: $(VENV)/.installed
+	rm -rf build/wheel && mkdir -p build/wheel/elsewhere
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(BIN)/python -m pip install --quiet --no-deps --target build/wheel/site build/wheel/*.whl
+	cd build/wheel/elsewhere && export PYTHONPATH=$(CURDIR)/build/wheel/site && \
+	$(abspath $(BIN))/python -c 'import bcnet; assert "/build/wheel/site/" in bcnet.__file__, bcnet.__file__' && \
+	$(abspath $(BIN))/python -m bcnet run --recipe digits --effort quick --compare none --out run && test -s run/report.html
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict

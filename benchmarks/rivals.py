@@ -8,7 +8,8 @@ by side, all with the same epochs, rate and teacher, and appends a row for each 
 already is not done again, and no group is begun that would not end within ``--seconds``.
 
 A plan is JSON: {network: {budget: {method: {"widths": [...]} or {"kept": [[...], ...]}, and "seconds"}}}; where only
-widths are given, the channels of the largest group L2 norms are kept.
+widths are given, the channels of the largest group L2 norms are kept. Methods that begin with ``bcnet-`` make up for
+the dropped channels by least squares, as ``reconstruct`` does; all others are cut as they are.
 """
 
 from __future__ import annotations
@@ -33,12 +34,17 @@ from rivals_base import load_base
 from side_by_side import SideBySide, Training, evaluate
 from torch import nn
 
+from bcnet.search.constraints import Constraints
+from bcnet.search.criteria import allot
+from bcnet.space.importance import importance, kinds
 from bcnet.training.race import RaceConfig
+from bcnet.training.reconstruction import inherited
 
 BUDGETS = {"mobilenetv2_cifar": ("146M", "44M"), "vgg19_cifar": ("50%", "25%")}
 PUBLISHED = {("mobilenetv2_cifar", "44M"): "mobilenetv2_cifar10", ("vgg19_cifar", "50%"): "vgg19_cifar10"}
 OWN = ("uniform", "uniform8", "balanced", "published", "random-0", "random-1", "random-2")
-METHODS = (*OWN, *PRUNERS, "fastnas")
+OURS = ("bcnet-uniform", "bcnet-isomorphic", "bcnet-published")
+METHODS = (*OWN, *OURS, *PRUNERS, "fastnas")
 NARROWEST = 0.1
 CALIBRATION = 4
 
@@ -61,6 +67,13 @@ def uniform8(cutter: Cutter, flops: float) -> Widths:
     if cutter.flops(widths) > flops:
         raise BcnetError(f"multiples of eight do not hold {flops:,.0f} FLOPs: raise the budget")
     return widths
+
+
+def isomorphic(cutter: Cutter, flops: float) -> Widths:
+    """Widths by L2 importance within kinds of layers."""
+    space = cutter.space
+    constraints = Constraints(space, space.costs, [f"flops={flops:.0f}"])
+    return allot(constraints, importance(space, cutter.model, "l2"), "isomorphic", kinds(space))
 
 
 def random_widths(cutter: Cutter, flops: float, seed: int) -> Widths:
@@ -104,6 +117,7 @@ class Planner:
         return entry
 
     def _widths(self, method: str, budget: str, flops: float) -> Widths | None:
+        method = method.removeprefix("bcnet-")
         if method.startswith("random-"):
             return random_widths(self.cutter, flops, int(method.removeprefix("random-")))
         if method == "published":
@@ -115,6 +129,7 @@ class Planner:
             "uniform": lambda: uniform(self.cutter.space, flops),
             "uniform8": lambda: uniform8(self.cutter, flops),
             "balanced": lambda: balanced(self.cutter.space, flops),
+            "isomorphic": lambda: isomorphic(self.cutter, flops),
         }
         if method not in choices:
             raise BcnetError(f"unknown method {method!r}: known are {', '.join(METHODS)}")
@@ -170,6 +185,8 @@ class Tuner:
         self.teacher = load_base(args.base, name, args.quick)
         self.cutter = Cutter(self.teacher, space_of(self.teacher, images))
         self.scores = self.cutter.importance()
+        source = images.train(256, 2000)
+        self.some = [(x.float().cpu(), None) for (x, _), _ in zip(source(0), range(CALIBRATION), strict=False)]
         self.teacher.to(images.test[0][0].device, memory_format=torch.channels_last)
         self.training = Training(
             args.epochs, args.lr, args.batch, taught=args.taught, temperature=args.temperature, dtype=args.dtype,
@@ -184,7 +201,7 @@ class Tuner:
     def tune(self, group: dict[str, Kept], seed: int) -> dict[str, dict[str, Any]]:
         """Rows of results by method."""
         start = time.perf_counter()
-        models: list[nn.Module] = [self.cutter.cut(kept) for kept in group.values()]
+        models: list[nn.Module] = [self._made(method, kept) for method, kept in group.items()]
         training = replace(self.training, seed=seed)
         together = SideBySide(models, self.images, training, self.teacher)
         recorded = time.perf_counter()
@@ -207,6 +224,13 @@ class Tuner:
             }
         together.close()
         return rows
+
+    def _made(self, method: str, kept: Kept) -> nn.Module:
+        if not method.startswith("bcnet-"):
+            return self.cutter.cut(kept)
+        widths = np.array([len(stay) for stay in kept])
+        units = [np.array(stay) for stay in kept]
+        return inherited(self.cutter.space, self.cutter.model, widths, units, self.some)
 
     def _look(self, together: SideBySide, methods: list[str], done: int, rounds: list[dict[str, Any]]) -> None:
         """What a race would see: the held-out images at the ends of its rounds."""
@@ -270,7 +294,11 @@ def _distinct(kept: dict[str, Kept]) -> tuple[dict[str, Kept], dict[str, str]]:
     different: dict[str, Kept] = {}
     same: dict[str, str] = {}
     for method, channels in kept.items():
-        twin = next((other for other, theirs in different.items() if theirs == channels), None)
+        made = method.startswith("bcnet-")
+        twins = (
+            other for other, theirs in different.items() if theirs == channels and other.startswith("bcnet-") == made
+        )
+        twin = next(twins, None)
         if twin is None:
             different[method] = channels
         else:

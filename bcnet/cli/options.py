@@ -10,12 +10,12 @@ MODEL = typer.Argument(
     metavar="MODEL", help="The network: zoo:NAME (or NAME), timm:NAME, torchvision:NAME or path/to/file.py:NAME."
 )
 RUN = typer.Argument(metavar="RUN", help="The folder of a run.")
-DATA = typer.Option("--data", help="The data set: digits, cifar10:FOLDER or imagefolder:FOLDER.")
+DATA = typer.Option("--data", help="The images: digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER.")
 BUDGET = typer.Option(
     "--budget", metavar="NAME=VALUE", help="What the network may cost: flops=50%, params=3M, ...; may be repeated."
 )
-GROUPS = typer.Option("--groups", help="Groups that the channels of a width variable are divided into, K.")
-BASE = typer.Option("--base", help="The smallest width, in groups.")
+GROUPS = typer.Option("--groups", help="How many groups a layer's channels are divided into: its possible widths.")
+BASE = typer.Option("--base", help="The smallest width that is tried, counted in groups.")
 ROUND_TO = typer.Option("--round-to", help="Keep widths multiples of this where it divides the full one.")
 INPUT = typer.Option("--input", metavar="C,H,W", help="The shape of one input; else the network's own.")
 IGNORE = typer.Option("--ignore", metavar="PATTERN", help="Layers that keep their width; may be repeated.")

@@ -181,8 +181,8 @@ DIGITS = NamedPlan(
 # Wide where images are small and narrow where they are large, as networks often are whose widths double at each stride.
 CLUTTERED = NamedPlan(
     (
-        ("stem.conv", 12),
-        ("conv1.conv", 24),
+        ("stem.conv", 8),
+        ("conv1.conv", 16),
         ("conv2.conv", 48),
         ("block.body.conv1.conv", 48),
         ("head.conv", 96),

@@ -103,6 +103,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "strategy": "evolution, random, enumerate, greedy or uniform",
         "evaluations": "how many different configurations are scored",
         "population": "configurations of a generation",
+        "retained": "how many of each generation live on as parents; 0: as many as the population",
         "feasible_only": "whether offspring beyond a budget are shrunk until they hold it",
         "pool": "offspring made for each one scored; a surrogate picks; 1: no surrogate",
         "climbers": "how many of the best climb on the surrogate",

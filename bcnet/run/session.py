@@ -252,7 +252,7 @@ def choose_device(name: str | None) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise BcnetError(f"bcnet does not run on the device {name!r:.40}: say cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BcnetError(f"torch finds no device {name} on this machine: say cpu, or mend the driver")
+        raise BcnetError(f"torch finds no device {name} on this machine: say cpu, or check its driver")
     return device
 
 

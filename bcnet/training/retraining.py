@@ -211,14 +211,16 @@ def learnt(network: nn.Module, source: Source, task: Task | None = None, *, bf16
     finally:
         network.train(mode)
     gain = torch.cat(gains)
-    error = float(gain.std()) / len(gain) ** 0.5 if len(gain) > 1 else float("inf")
+    drawn = len(gain) if others is None else len(others)  # the targets of others are a sample, too
+    error = float(gain.std()) * (1 / len(gain) + 1 / drawn) ** 0.5 if len(gain) > 1 else float("inf")
     return float(gain.mean()) > CLEAR * error
 
 
 def _some_targets(source: Source, device: torch.device) -> Tensor | None:
-    """Targets from every part of ``source``, whose order may be by class; None where they have different shapes."""
+    """All labels of ``source``, or some larger targets from every part of it, whose order may be by class; None where
+    they have different shapes."""
     each = -(-MOST_TARGETS // len(source))
-    some = [y[:: max(1, len(y) // each)][:each] for _, y in source.batches(0, 0, device)]
+    some = [y if y.dim() == 1 else y[:: max(1, len(y) // each)][:each] for _, y in source.batches(0, 0, device)]
     return torch.cat(some) if len({y.shape[1:] for y in some}) == 1 else None
 
 

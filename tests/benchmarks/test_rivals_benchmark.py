@@ -183,7 +183,8 @@ def test_rivals_are_planned_and_tuned(benchmark: Any, base: Path, tmp_path: Path
     rivals = benchmark("rivals")
     plan, ours, out = tmp_path / "plan.json", tmp_path / "ours.json", tmp_path / "results.jsonl"
     common = ["--quick", "--base", str(base), "--networks", "vgg19_cifar", "--budgets", "50%"]
-    methods = ["uniform", "uniform8", "random-0", "random-1", "tp-local-l2", "published"]
+    methods = ["uniform", "uniform8", "random-0", "random-1", "tp-local-l2", "published", "bcnet-uniform"]
+    methods += ["bcnet-isomorphic"]
     rivals.main(["plan", *common, "--out", str(plan), "--methods", *methods])
     entries = json.loads(plan.read_text())["vgg19_cifar"]["50%"]
     assert set(entries) == set(methods) - {"published"}
@@ -193,7 +194,10 @@ def test_rivals_are_planned_and_tuned(benchmark: Any, base: Path, tmp_path: Path
     rivals.main([*tune, "--seeds", "0", "1"])
     rows = [row for row in rivals.read_rows(out) if "method" in row]
     first = {row["method"]: row for row in rows if row["seed"] == 0}
-    assert set(first) == {"uniform", "uniform8", "random-0", "tp-local-l2", "ours"}
+    ours_made = {"bcnet-uniform", "bcnet-isomorphic"}
+    assert set(first) == {"uniform", "uniform8", "random-0", "tp-local-l2", "ours"} | ours_made
+    assert first["bcnet-uniform"]["widths"] == first["uniform"]["widths"]
+    assert first["bcnet-uniform"]["test"] != first["uniform"]["test"]
     assert first["ours"]["same_as"] == first["tp-local-l2"]["same_as"] == "uniform"
-    assert len(rows) == 10
+    assert len(rows) == 14
     assert {row["method"] for row in rows if row["seed"] == 1} == set(first) - {"random-0"} | {"random-1"}

@@ -173,7 +173,7 @@ def test_mistakes_get_one_sentence(recipe_file: Path, tmp_path: Path) -> None:
     assert error("run", "--set", "seed") == "--set 'seed' must read key=value, such as supernet.epochs=30"
     assert error("run", "--set", "supernet.epoch=3") == "unknown key supernet.epoch: did you mean epochs?"
     assert error("run", "--device", "toaster", "--out", out) == "unknown device 'toaster': say cpu, cuda or cuda:1"
-    nowhere = "torch finds no device cuda:99 on this machine: say cpu, or mend the driver"
+    nowhere = "torch finds no device cuda:99 on this machine: say cpu, or check its driver"
     assert error("run", "--device", "cuda:99", "--out", out) == nowhere
     assert error("run", "--recipe", "nothing.yaml").startswith("there is no recipe 'nothing.yaml': ")
     assert error("run", "--until", "lunch", "--out", out).startswith("there is no stage 'lunch': ")

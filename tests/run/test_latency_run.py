@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 
 from bcnet.latency import table as latency
 from bcnet.run.session import Run
+from bcnet.run.stages import budgets
 
 
 class Pretended:
@@ -97,3 +99,23 @@ def test_widths_of_a_run_are_rounded(tmp_path: Path) -> None:
     folder = Run.open(out)
     assert [v["candidates"] for v in folder.read("trace")["variables"]] == [[4, 8], [4, 8]]
     assert all(width % 4 == 0 for width in folder.read("search")["best"]["widths"])
+
+
+@pytest.mark.parametrize(("then", "held"), [(0.55, True), (0.9, False)])
+def test_a_budget_is_met_by_what_is_measured(
+    tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch, then: float, held: bool
+) -> None:
+    shares = itertools.chain([0.9], itertools.repeat(then))
+
+    def measured(networks: dict[str, nn.Module], *_: object) -> dict[str, float]:
+        return {"full": 10.0, "slim": 10.0 * next(shares)}
+
+    monkeypatch.setattr(budgets, "compare_backend", measured)
+    notes = tinyrun.Notes()
+    found = tinyrun.work(tinyrun.create(tmp_path, budgets=["latency=60%"]), until="search", listener=notes)
+    checked = found.read("search")["latency"]
+    assert checked["held"] is held
+    assert checked["limit_ms"] == pytest.approx(0.6 * checked["full_ms"], rel=1e-3)
+    assert checked["correction"] > 1
+    told = "predictions of latency were corrected by " if held else "the budget latency=60% is not met by measurement: "
+    assert any(note.startswith(told) for note in notes.notes)

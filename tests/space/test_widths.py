@@ -292,6 +292,15 @@ def test_uniform_at_the_edges():
     assert message(space.uniform, cost, 8) == "no uniform scaling costs at most 8: the smallest costs 9"
 
 
+@given(st.integers(1, 12), st.floats(0.01, 1))
+def test_uniform_leaves_every_layer_as_many_channels_as_a_search_must(least, factor):
+    variables = [WidthVariable(name, tuple(range(1, widest + 1))) for name, widest in (("a", 6), ("b", 64))]
+    widths = WidthSpace(variables, least=least).scaled(factor)
+    assert (widths >= np.minimum(least, [6, 64])).all()
+    plain = WidthSpace(variables).scaled(factor)
+    assert (widths == np.maximum(plain, np.minimum(least, [6, 64]))).all()
+
+
 # JSON
 
 

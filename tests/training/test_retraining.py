@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,12 @@ import toy
 from torch import Tensor, nn
 
 from bcnet.data import DeviceData, LoadOptions
-from bcnet.data.source import Data
+from bcnet.data.source import Data, from_loaders
 from bcnet.errors import BcnetError
 from bcnet.training import checkpoint
 from bcnet.training.loop import Progress
 from bcnet.training.optim import Optimisation
-from bcnet.training.retraining import Distillation, RandomBaseline, Retraining, evaluate, retrain, train_random
+from bcnet.training.retraining import Distillation, RandomBaseline, Retraining, evaluate, learnt, retrain, train_random
 from bcnet.training.task import Task
 
 EPOCHS = 3
@@ -277,3 +278,14 @@ def test_what_is_no_number_is_no_result() -> None:
         net[0].weight.fill_(float("inf"))
     with pytest.raises(BcnetError, match=r"^the loss of the network on \d+ samples is nan: the data or the weights"):
         evaluate(net, data().val)
+
+
+@pytest.mark.parametrize("answer", range(10))
+def test_always_the_same_answer_is_nothing_learnt(answer: int) -> None:
+    """However the targets fall that its answers are held against."""
+    labels = torch.from_numpy(np.random.default_rng(13).integers(0, 10, 2000))
+    batches = [(torch.zeros(1000, 4), part) for part in labels.split(1000)]
+    network = nn.Linear(4, 10)
+    with torch.no_grad():
+        network.bias.copy_(10.0 * (torch.arange(10) == answer))
+    assert not learnt(network, from_loaders(batches, batches).val)
