@@ -190,6 +190,12 @@ class Recipe(BaseModel):
         return self.model_copy(update={name: replace(training, bf16=True) for name, training in trainings.items()})
 
     @property
+    def python_file(self) -> str | None:
+        """The Python file that makes the network, which is run for that; None where a package has the network."""
+        path, colon, _ = self.model.rpartition(":")
+        return path if colon and path.endswith(".py") else None
+
+    @property
     def scorer(self) -> str:
         """What the search ranks by: ``steps``, ``cut`` or ``supernet``."""
         return "supernet" if self.start == "scratch" else self.score

@@ -83,9 +83,10 @@ class WidthVariable:
                 f"variable {self.name!r} needs ascending candidates of at least 1, got {list(self.candidates)!r:.80}"
             )
         if self.candidates[-1] > MAX_WIDTH:
-            raise BcnetError(f"variable {self.name!r} is too wide: a width variable may have at most {MAX_WIDTH}")
+            raise BcnetError(f"variable {self.name!r:.80} is too wide: a width variable may have at most {MAX_WIDTH}")
         if self.unit < 1 or any(c % self.unit for c in self.candidates):
-            raise BcnetError(f"variable {self.name!r} has candidates that are no multiples of its unit {self.unit}")
+            unit = f"{self.unit!s:.20}"
+            raise BcnetError(f"variable {self.name!r:.80} has candidates that are no multiples of its unit {unit}")
 
     @property
     def max(self) -> int:

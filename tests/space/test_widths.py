@@ -360,6 +360,10 @@ def text_of(**changes) -> str:
         (text_of(variables=[ROW | {"unit": True}]), BAD_ROW),
         (text_of(variables=[ROW | {"unit": 3}]), "variable 'stem' has candidates that are no multiples of its unit 3"),
         (
+            text_of(variables=[ROW | {"unit": 10**4000}]),
+            "variable 'stem' has candidates that are no multiples of its unit 10000000000000000000",
+        ),
+        (
             text_of(variables=[ROW | {"candidates": [10**30]}]),
             "variable 'stem' is too wide: a width variable may have at most 1048576",
         ),
