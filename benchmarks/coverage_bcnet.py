@@ -195,6 +195,8 @@ def mixed(space: NetworkSpace) -> list[str]:
             continue
         if name in NORMS or (name.startswith(SLIDING) and any(i >= 2 for i in varies)):
             found.add(name)
+        elif name == "aten::scaled_dot_product_attention" and rank - 1 in varies and node.kwargs.get("scale") is None:
+            found.add("attention scaled by its width")
         elif name.removeprefix("aten::") in REDUCING:
             dims = [a for a in (*node.args[1:], *node.kwargs.values()) if isinstance(a, (int, list, tuple))][:1]
             over = [dims[0]] if dims and isinstance(dims[0], int) else list(dims[0]) if dims else range(rank)

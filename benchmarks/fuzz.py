@@ -4,13 +4,14 @@ A file is changed in a few bytes or, where it is JSON, in one value of it; then 
 but a :class:`BcnetError` is a failure, and so are a read of over ten seconds and, for files with digests, a result
 other than the original's. The digests of some files are put right again after the change, as a stranger can.
 
-    python benchmarks/fuzz.py --count 10000 --out docs/results/fuzz.json
+    python benchmarks/fuzz.py --count 10000 --seconds 120 --out docs/results/fuzz.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import resource
 import signal
@@ -44,6 +45,7 @@ class Tally:
     """What became of the mutants of one format."""
 
     format: str
+    mutants: int = 0
     refused: int = 0
     same: int = 0
     other: int = 0
@@ -56,9 +58,9 @@ class Tally:
         return {**plain, "slowest_s": round(self.slowest_s, 2), "kinds_of_sentences": len(self.sentences)}
 
 
-def fuzz(kind: Format, count: int, seed: int = 0) -> Tally:
-    """Read ``count`` mutants of a format."""
-    tally = Tally(kind.name)
+def fuzz(kind: Format, count: int, seed: int = 0, seconds: float = math.inf) -> Tally:
+    """Read ``count`` mutants of a format, or as many as so many seconds allow."""
+    tally, end = Tally(kind.name), time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="bcnet-fuzz-") as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(place) / "good"
@@ -66,6 +68,9 @@ def fuzz(kind: Format, count: int, seed: int = 0) -> Tally:
         files = kind.make(folder)
         original = kind.read(folder)
         for number in range(count):
+            if time.monotonic() > end:
+                break
+            tally.mutants += 1
             rng = random.Random(f"{seed} {kind.name} {number}")
             path = folder / rng.choice(files)
             good = path.read_bytes()
@@ -136,23 +141,27 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000, help="mutants of each format")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", metavar="NAME", help="formats whose name begins so")
-    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="for each format, at most")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures; formats that it has are left out")
     options = parser.parse_args()
     chosen = [f for f in FORMATS if not options.only or any(f.name.startswith(name) for name in options.only)]
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
-    rows = []
+    there = options.out is not None and options.out.exists()
+    rows = json.loads(options.out.read_text())["formats"] if there else []
     for kind in chosen:
+        if any(row["format"] == kind.name for row in rows):
+            continue
         start = time.monotonic()
-        tally = fuzz(kind, options.count, options.seed)
-        rows.append({**tally.row(), "seconds": round(time.monotonic() - start, 1)})
-        figures = f"{tally.refused:,} refused, {tally.same:,} same, {tally.other:,} other"
+        tally = fuzz(kind, options.count, options.seed, options.seconds)
+        rows.append({**tally.row(), "seconds": round(time.monotonic() - start, 1), "by": provenance()})
+        figures = f"{tally.mutants:,} mutants: {tally.refused:,} refused, {tally.same:,} same, {tally.other:,} other"
         print(f"{kind.name:32s} {figures}, slowest {tally.slowest_s:.2f} s, {len(tally.failures)} failures", flush=True)
         for failure in tally.failures[:5]:
             print(f"    {failure}", flush=True)
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            whole = {**provenance(), "mutants_of_each": options.count, "seed": options.seed, "formats": rows}
+            whole = {"mutants_of_each": options.count, "seed": options.seed, "formats": rows}
             options.out.write_text(json.dumps(whole, indent=1) + "\n")
     sys.exit(1 if any(row["failures"] for row in rows) else 0)
 

@@ -59,13 +59,6 @@ class OneLineErrors(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def require_trust(spec: str, trust: bool) -> None:
-    """A :class:`BcnetError` where ``spec`` names a Python file, which to run the user has not agreed to."""
-    place, colon, _ = spec.rpartition(":")
-    if colon and place.endswith(".py") and not trust:
-        raise BcnetError(f"this would run the Python file {place}: add --trust if you know what it does")
-
-
 def _refused(error: OSError) -> str:
     """What the system said, with the file it spoke of."""
     reason = error.strerror or str(error) or type(error).__name__

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from bcnet.cli import options
-from bcnet.cli.console import console, print_json, require_trust
+from bcnet.cli.console import console, print_json
+from bcnet.cli.stage import open_run
 
 
 def export(
@@ -23,11 +24,8 @@ def export(
 ) -> None:
     """Export the network that a run found, check it on real inputs, and time it beside the original."""
     from bcnet.run.export import export_run
-    from bcnet.run.session import Run
 
-    opened = Run(Run.open(run).folder, device="cpu")
-    require_trust(opened.recipe.model, trust)
-    result = export_run(opened, to, out, tolerance)
+    result = export_run(open_run(run, "cpu", trust), to, out, tolerance)
     if as_json:
         print_json(result)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 JSON = typer.Option("--json", help="Print JSON for machines instead of a table.")
-TRUST = typer.Option("--trust", help="Run the Python file that a recipe names as its network.")
+TRUST = typer.Option("--trust", help="Run the Python file that a recipe or a run names as its network.")
 MODEL = typer.Argument(
     metavar="MODEL", help="The network: zoo:NAME (or NAME), timm:NAME, torchvision:NAME or path/to/file.py:NAME."
 )

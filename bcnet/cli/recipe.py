@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from bcnet.cli import options
-from bcnet.cli.console import OneLineErrors, console, print_json, require_trust, table
+from bcnet.cli.console import OneLineErrors, console, print_json, table
+from bcnet.cli.stage import require_trust
 
 recipe_app = typer.Typer(cls=OneLineErrors, help="Recipes: everything a run does, as a file.", no_args_is_help=True)
 
@@ -68,7 +69,7 @@ def check_recipe(
     from bcnet.run.session import make_constraints, make_space, needed_latency
 
     recipe = Recipe.read(place)
-    require_trust(recipe.model, trust)
+    require_trust(recipe, trust)
     space, full = make_space(load_model(recipe.model, recipe.input), recipe)
     latency = needed_latency(space, recipe)
     costs = space.costs if latency is None else {**space.costs, "latency": latency}

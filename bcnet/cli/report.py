@@ -9,7 +9,7 @@ import typer
 
 from bcnet.cli import options
 from bcnet.cli.console import console, print_json
-from bcnet.cli.stage import work
+from bcnet.cli.stage import open_run, work
 
 
 def report(
@@ -17,6 +17,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Where the page of several runs goes.")] = Path("runs.html"),
     again: Annotated[bool, options.AGAIN] = False,
     device: Annotated[str | None, options.DEVICE] = None,
+    trust: Annotated[bool, options.TRUST] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Write the report of a run, or one page that shows several side by side.
@@ -24,10 +25,9 @@ def report(
     Earlier stages of a single run that are not done yet are done first.
     """
     from bcnet.run.report import write_several
-    from bcnet.run.session import Run
 
     if len(runs) == 1:
-        work(Run(runs[0], device), "report", as_json, again=again)
+        work(open_run(runs[0], device, trust), "report", as_json, again=again)
         return
     page = write_several(runs, out)
     if as_json:

@@ -9,7 +9,7 @@ import typer
 
 from bcnet.cli import options
 from bcnet.cli.plan import print_plan
-from bcnet.cli.stage import work
+from bcnet.cli.stage import open_run, require_trust, work
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated."),
     ] = None,
     device: Annotated[str | None, options.DEVICE] = None,
+    trust: Annotated[bool, options.TRUST] = False,
     until: Annotated[str, typer.Option(metavar="STAGE", help="Stop after this stage.")] = "report",
     log: Annotated[str, options.LOG] = "",
     as_json: Annotated[bool, options.JSON] = False,
@@ -78,7 +79,7 @@ def run(
         how: dict[str, Any] = {"--compare": compare, "--repeats": repeats, "--plan": plan or None}
         how |= {"--latency-backend": latency_backend}
         _refuse({**given, **more, **how, "--set": settings})
-        work(Run(resume, device), until, as_json, log=log, planned=True)
+        work(open_run(resume, device, trust), until, as_json, log=log, planned=True)
         return
     changes = {
         "model": model,
@@ -92,8 +93,11 @@ def run(
         "compare": None if compare is None else [name.strip() for name in compare.split(",") if name != "none"],
         "repeats": repeats,
     }
+    base = _base(model, data, recipe)
+    if model is None:
+        require_trust(base, trust)
     backend = [] if latency_backend is None else [f"latency.backend={latency_backend}"]
-    chosen = changed(with_effort(_base(model, data, recipe), effort), changes, [*backend, *(settings or [])])
+    chosen = changed(with_effort(base, effort), changes, [*backend, *(settings or [])])
     if plan:
         print_plan(chosen, device, as_json)
         return

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bcnet.cli import options
 from bcnet.cli.console import console, interruptible, print_json, table
 from bcnet.cli.plan import tell_plan
+from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
+    from bcnet.run.recipe import Recipe
     from bcnet.run.session import Run
 
 STAGES = {
@@ -34,27 +36,41 @@ def stage_command(name: str) -> Callable[..., None]:
         run: Annotated[Path, options.RUN],
         again: Annotated[bool, options.AGAIN] = False,
         device: Annotated[str | None, options.DEVICE] = None,
+        trust: Annotated[bool, options.TRUST] = False,
         as_json: Annotated[bool, options.JSON] = False,
     ) -> None:
-        from bcnet.run.session import Run
-
-        work(Run(run, device), name, as_json, again=again)
+        work(open_run(run, device, trust), name, as_json, again=again)
 
     command.__doc__ = f"{STAGES[name]}\n\nEarlier stages that are not done yet are done first."
     return command
 
 
+def open_run(folder: Path, device: str | None, trust: bool) -> Run:
+    """A run that was begun before, on this machine or on a stranger's."""
+    from bcnet.run.folder import RunFolder
+    from bcnet.run.session import Run
+
+    run = Run(RunFolder.open(folder).folder, device)
+    require_trust(run.recipe, trust)
+    return run
+
+
+def require_trust(recipe: Recipe, trust: bool) -> None:
+    """A :class:`BcnetError` where a recipe names a Python file, which to run the user has not agreed to."""
+    if recipe.python_file is not None and not trust:
+        raise BcnetError(f"this would run the Python file {recipe.python_file}: add --trust if you know what it does")
+
+
 def work(run: Run, until: str, as_json: bool, *, again: bool = False, log: str = "", planned: bool = False) -> None:
     """Run the stages up to ``until`` and print what there is; ``planned`` says first how long that will take."""
-    from bcnet.run.folder import RunFolder
     from bcnet.run.pipeline import run_stages
     from bcnet.training import distributed
     from bcnet.utils.progress import Listener, TensorBoard, shown
 
-    RunFolder.open(run.folder)
     first = distributed.main_process()
     screens = shown() if first else nullcontext(Listener())
-    with interruptible(f"go on with `bcnet run --resume {run.folder}`"), screens as screen, run.lock():
+    how = f"go on with `bcnet run --resume {run.folder}{_trusting(run)}`"
+    with interruptible(how), screens as screen, run.lock():
         run.listener = TensorBoard(screen, run.path(log)) if log and first else screen
         with closing(run.listener):
             if planned:
@@ -139,7 +155,13 @@ def _next_step(run: Run, until: str) -> str:
     following = names[names.index(until) + 1 :]
     if not following:
         return ""
-    return f" (next: `bcnet {following[0]} {run.folder}`, or all: `bcnet run --resume {run.folder}`)"
+    there = f"{run.folder}{_trusting(run)}"
+    return f" (next: `bcnet {following[0]} {there}`, or all: `bcnet run --resume {there}`)"
+
+
+def _trusting(run: Run) -> str:
+    """What a command to go on with a run must add, as the user has trusted its Python file already."""
+    return " --trust" if run.recipe.python_file else ""
 
 
 def _began(run: Run) -> str:

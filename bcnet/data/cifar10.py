@@ -30,6 +30,9 @@ NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 
 Rows = NDArray[np.uint8]
 _ROW = 1 + 3 * 32 * 32
+_DIGEST = 32
+_MOST_ROWS = 10**6
+"""Images that a parquet file may say it holds."""
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
 
@@ -172,24 +175,32 @@ def _read_parquet(path: Path) -> Rows:
     """Rows of a parquet file with columns img {bytes, path} and label, decoded once and then from the cache."""
     stat = path.stat()
     identity = f"1 {path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    name = f"cifar10-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.npy"
+    name = f"cifar10-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.rows"
     cached = _cache_folder() / name
     if cached.is_file():
-        try:
-            rows = np.load(cached, allow_pickle=False)
-            if rows.dtype == np.uint8 and rows.ndim == 2 and rows.shape[1] == _ROW and len(rows):
-                return rows
-        except (OSError, ValueError, EOFError):
-            pass
+        rows = _read_cached(cached)
+        if rows is not None:
+            return rows
         warnings.warn(f"the cache file {cached} is damaged; {path} is decoded again", stacklevel=2)
     rows = _decode_parquet(path)
     try:
-        held = io.BytesIO()
-        np.save(held, rows, allow_pickle=False)
-        write_file(cached, held.getvalue())
+        data = rows.tobytes()
+        write_file(cached, hashlib.sha256(data).digest() + data)
     except OSError as error:
         warnings.warn(f"decoded images could not be cached in {cached.parent}: {error.strerror}", stacklevel=2)
     return rows
+
+
+def _read_cached(path: Path) -> Rows | None:
+    """Decoded rows, which stand behind their digest; None where they are not what was written."""
+    try:
+        data = read_regular(path)
+    except OSError:
+        return None
+    digest, values = data[:_DIGEST], data[_DIGEST:]
+    if not values or len(values) % _ROW or hashlib.sha256(values).digest() != digest:
+        return None
+    return np.frombuffer(values, dtype=np.uint8).reshape(-1, _ROW)
 
 
 def _decode_parquet(path: Path) -> Rows:
@@ -200,23 +211,34 @@ def _decode_parquet(path: Path) -> Rows:
     except ImportError:
         raise BcnetError("parquet files are read with pyarrow and pillow: pip install 'bcnet[parquet]'") from None
     try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise BcnetError(f"{path} is no parquet file: {str(error).splitlines()[0]}") from None
-    column = next((name for name in ("img", "image") if name in table.column_names), None)
-    if column is None or "label" not in table.column_names:
-        raise BcnetError(f"{path} needs columns img and label, but has {', '.join(table.column_names) or 'none'}")
+        with pyarrow.parquet.ParquetFile(path) as file:
+            held = file.metadata
+            size = sum(held.row_group(number).total_byte_size for number in range(held.num_row_groups))
+            if max(held.num_rows, size // _ROW) > _MOST_ROWS:
+                raise BcnetError(f"{path} says that it holds over {_MOST_ROWS:,} images: CIFAR-10 has 60,000")
+            table = file.read()
+        names = table.column_names
+        labels = table["label"].to_pylist() if "label" in names else []
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # texts may be no UTF-8
+        if isinstance(error, BcnetError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BcnetError(f"{path} is no parquet file: {reason:.200}") from None
+    column = next((name for name in ("img", "image") if name in names), None)
+    if column is None or "label" not in names:
+        found = ", ".join(" ".join(name.split()) for name in names)
+        raise BcnetError(f"{path} needs columns img and label, but has {found or 'none':.200}")
     images = np.empty((len(table), _ROW - 1), dtype=np.uint8)
     for number, entry in enumerate(table[column]):
         try:
             with Image.open(io.BytesIO(entry.as_py()["bytes"])) as image:
-                pixels = np.asarray(image)
+                pixels = np.asarray(image) if image.size == (32, 32) else np.empty((*image.size[::-1], 0))
         except Exception:  # decoders fail in many ways, all of which mean a broken image
             raise BcnetError(f"image {number} of {path} is broken: replace the file") from None
         if pixels.shape != (32, 32, 3):
             raise BcnetError(f"image {number} of {path} has shape {pixels.shape}, but CIFAR-10 has (32, 32, 3)")
         images[number] = pixels.transpose(2, 0, 1).reshape(-1)
-    return _pack(images, table["label"].to_pylist(), path)
+    return _pack(images, labels, path)
 
 
 def _cache_folder() -> Path:

@@ -104,7 +104,7 @@ class LatencyTable:
         }
         shaped = len(g) == len(inputs) == 1 and g[0] > 0 and inputs[0] > 1
         finite = all(getattr(self, n).shape == s and np.isfinite(getattr(self, n)).all() for n, s in shapes.items())
-        measured = [(n.predicted, n.measured) for n in self.networks]
+        measured = [value for n in self.networks for value in (n.predicted, n.measured)]
         return (
             shaped
             and finite
@@ -112,7 +112,7 @@ class LatencyTable:
             and isinstance(self.facts, dict)
             and all(isinstance(layer, str) for layer in self.layers)
             and all(isinstance(n.fitted, bool) and len(n.widths) == inputs[0] - 1 for n in self.networks)
-            and all(0 < float(value) < np.inf for pair in measured for value in pair)
+            and all(isinstance(value, (int, float)) and 0 < float(value) < np.inf for value in measured)
         )
 
     def to_json(self) -> str:

@@ -27,6 +27,7 @@ from bcnet.utils.files import (
     clear_errors,
     digest,
     digest_file,
+    parse_json,
     read_regular,
     tensor_bytes,
     usable,
@@ -82,7 +83,13 @@ class RunFolder:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe.from_yaml(self.recipe_text)
+        try:
+            return Recipe.from_yaml(self.recipe_text)
+        except BcnetError as error:
+            raise BcnetError(
+                f"neither run.json nor recipe.yaml of {self.folder} can be read ({error}): "
+                "begin the run anew in another folder"
+            ) from None
 
     @property
     def recipe_text(self) -> str:
@@ -213,15 +220,16 @@ class RunFolder:
 
         Of several processes that work together, the first one holds it for all.
         """
-        if not distributed.main_process():
-            yield
-            return
-        with self._clear_errors():
-            self._lock.acquire()
+        distributed.decide(self._acquire)
         try:
             yield
         finally:
-            self._lock.release()
+            if distributed.main_process():
+                self._lock.release()
+
+    def _acquire(self) -> None:
+        with self._clear_errors():
+            self._lock.acquire()
 
     def write_file(self, name: str, data: bytes) -> None:
         """Write a file of the folder, as a whole or not at all; of several processes, the first one does."""
@@ -235,7 +243,7 @@ class RunFolder:
         """The content of a result's JSON."""
         path = self.path(f"{name}.json")
         try:
-            data = json.loads(read_regular(path, LARGEST_RESULT))
+            data = parse_json(read_regular(path, LARGEST_RESULT))
         except FileNotFoundError:
             raise BcnetError(f"{self.folder} has no {name}.json yet: resume the run to have it made") from None
         except (OSError, ValueError, RecursionError):

@@ -29,15 +29,7 @@ def restore_start(run: Run) -> None:
         if path.is_file():
             path.unlink(missing_ok=True)
     if run.glance("run") is None:
-        try:
-            text = Recipe.read_text(run.path("recipe.yaml"))
-            recipe = Recipe.from_yaml(text)
-        except BcnetError as error:
-            raise BcnetError(
-                f"neither run.json nor recipe.yaml of {run.folder} can be read ({error}): "
-                "begin the run anew in another folder"
-            ) from None
-        run.begin(text, facts(command_line(), recipe, str(run.device)))
+        run.begin(run.recipe_text, facts(command_line(), run.recipe, str(run.device)))
         run.listener.note("run.json was damaged or missing and is written anew; when and how the run began is lost")
         return
     written = run.recipe_text

@@ -210,6 +210,10 @@ def _clear_errors(run: Run) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise BcnetError(f"no space is left for {run.folder}: free some and resume, what is there is kept") from None
+    except RuntimeError as error:
+        if not distributed.lost_another(error):
+            raise
+        raise BcnetError("another process of this run has ended: see why, and resume, what is there is kept") from None
 
 
 @contextmanager

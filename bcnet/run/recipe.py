@@ -78,7 +78,7 @@ class Recipe(BaseModel):
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
     is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
     which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
-    loss, and losses that do to uniform widths (balanced ones from scratch). ``bf16`` is the precision of all training;
+    loss, and losses that do to uniform widths. ``bf16`` is the precision of all training;
     left out, it is that of a GPU which has it. ``least`` is the fewest channels a layer may keep; widths are multiples
     of ``round_to``, left out: of what the hardware likes where a budget names latency, else of 1. ``latency`` says how
     it is measured. ``repeats`` is how often slim networks are trained: more than once gives intervals over trainings.
@@ -190,6 +190,12 @@ class Recipe(BaseModel):
         return self.model_copy(update={name: replace(training, bf16=True) for name, training in trainings.items()})
 
     @property
+    def python_file(self) -> str | None:
+        """The Python file that makes the network, which is run for that; None where a package has the network."""
+        path, colon, _ = self.model.rpartition(":")
+        return path if colon and path.endswith(".py") else None
+
+    @property
     def scorer(self) -> str:
         """What the search ranks by: ``steps``, ``cut`` or ``supernet``."""
         return "supernet" if self.start == "scratch" else self.score
@@ -276,7 +282,8 @@ def _sentence(error: ValidationError) -> str:
 _SCRATCH: dict[str, Any] = {
     "least": 1,
     "rank_by": "score",
-    "search": SearchConfig(choose="log-width"),
+    "search": SearchConfig(),
+    "compare": ("full", "uniform", "uniform-8", "balanced"),
     "retrain": Optimisation(epochs=60, weight_decay=5e-4, head=HEAD),
     "distillation": None,
     "race": None,

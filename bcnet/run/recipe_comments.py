@@ -98,9 +98,12 @@ GROUPS: dict[str, dict[str, str]] = {
         "lr": "their learning rate",
         "calibration": "training batches for batch-norm statistics",
     },
-    "prior": {"best": "how many of the best widths are taken", "after": "the share of training that is left out first"},
+    "prior": {
+        "best": "how many of the best widths are taken; null: all",
+        "after": "the share of training that is left out first",
+    },
     "search": {
-        "strategy": "evolution, random, enumerate, greedy or uniform",
+        "strategy": "evolution, prior, markov, agent, greedy, random, uniform or enumerate",
         "evaluations": "how many different configurations are scored",
         "population": "configurations of a generation",
         "retained": "how many of each generation live on as parents; 0: as many as the population",
@@ -109,7 +112,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "climbers": "how many of the best climb on the surrogate",
         "explore": "how far the surrogate's doubt is explored, 0 to 1",
         "front_share": "the share of each generation that is picked for the Pareto front",
-        "choose": "score: the best one; log-width: a model of all of them decides",
+        "choose": "score: the best one; log-width (experimental): a model of all of them decides",
         "effective": "prior: the effective number of candidates per variable",
         "executor": "here, or ray to spread scoring over machines",
         "workers": "of the executor",

@@ -150,7 +150,7 @@ def _assembled(
         retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),
         recipe=folder.recipe_text,
         command=shlex.join(run["command"]),
-        repeat=_IN_PYTHON if in_python else f"bcnet run --recipe {shlex.quote(str(folder.path('recipe.yaml')))}",
+        repeat=_IN_PYTHON if in_python else _repeat(folder),
         facts={**_facts(run, train, search), **_times(folder), "threads": _threads(folder)},
         ranked_by=search["ranked_by"],
         gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
@@ -170,6 +170,11 @@ def _assembled(
 
 _IN_PYTHON = "bcnet.slim(model, example, train, val, recipe='recipe.yaml')  # the recipe below, in a file"
 _SCORED_ON = {"test": "test images", "val": "validation images"}
+
+
+def _repeat(folder: RunFolder) -> str:
+    trusting = ["--trust"] if folder.recipe.python_file else []
+    return shlex.join(["bcnet", "run", "--recipe", str(folder.path("recipe.yaml")), *trusting])
 
 
 def _with_full(rows: dict[str, Any], trace: dict[str, Any]) -> dict[str, Any]:

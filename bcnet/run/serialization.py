@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from bcnet.errors import BcnetError
 from bcnet.run.weights import fill, finite
 from bcnet.space.network import NetworkSpace, trace
-from bcnet.utils.files import clear_errors, digest, open_regular, read_regular, tensor_bytes, write_file
+from bcnet.utils.files import clear_errors, digest, open_regular, parse_json, read_regular, tensor_bytes, write_file
 from bcnet.utils.random_state import kept_random_state
 
 FORMAT_VERSION = 2
@@ -200,7 +200,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 def _json(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     try:
-        data = json.loads(read_regular(path, LARGEST_DESCRIPTION))
+        data = parse_json(read_regular(path, LARGEST_DESCRIPTION))
     except OSError as error:
         raise BcnetError(f"there is no saved network in {folder} ({path.name}: {error.strerror})") from None
     except (ValueError, RecursionError):

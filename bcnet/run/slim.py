@@ -20,12 +20,14 @@ from bcnet.data.source import from_loaders
 from bcnet.errors import BcnetError
 from bcnet.models.load import LoadedModel
 from bcnet.report import words
-from bcnet.run.fingerprint import changed
-from bcnet.run.pipeline import run_stages
+from bcnet.run.fingerprint import WORDS, changed
+from bcnet.run.pipeline import forget, run_stages
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.report import report_data, write_report, write_tradeoff
 from bcnet.run.session import Run, facts
+from bcnet.run.stages import CHECKPOINTS
 from bcnet.run.targets import open_target
+from bcnet.training.retraining import learnt
 from bcnet.training.task import Task
 from bcnet.utils.random_state import kept_random_state
 
@@ -247,6 +249,21 @@ def _check_given(run: Run) -> None:
     traced = run.glance("trace")
     if traced is None:  # there is nothing yet, or it is done again
         return
-    different = changed(traced["fingerprint"], run.fingerprint)
+    kept, found = traced["fingerprint"], run.fingerprint
+    different = changed(kept, found)
+    if different == WORDS["weights"] and changed({**kept, "weights": found["weights"]}, found) is None:
+        if not run.done("given") and not run.path(CHECKPOINTS, "given").exists():
+            forget(run, "trace")  # nothing has come of the weights yet
+            return
+        if _knew_nothing(run):
+            return
     if different is not None:
         raise BcnetError(f"{run.folder} holds a run with {different}: choose another folder")
+
+
+def _knew_nothing(run: Run) -> bool:
+    """Whether the network that a run began with was untrained, and the one it is given now is, too: drawn anew, its
+    weights differ, but the run goes on with what the first one has learnt since."""
+    given = run.glance("given")
+    begun = run.path(CHECKPOINTS, "given").exists() if given is None else not given["knew"]
+    return begun and not learnt(run.source.model.eval(), run.data.val, run.task, bf16=run.recipe.given.bf16)

@@ -39,9 +39,9 @@ class SearchConfig:
     front_share: Share = 0.25
     """The share of each generation picked for the Pareto front rather than for the best score."""
     choose: Literal["score", "log-width"] = "score"
-    """What decides: the best ``score``, or the ``log-width`` model fitted to all scores, whose best configuration is
-    scored last (:class:`~bcnet.search.predictors.log_width.LogWidthModel`). The model is for scores that err, as a
-    supernet's do; ``greedy`` and ``uniform`` end where they end."""
+    """What decides: the best ``score``, or the ``log-width`` model (experimental) fitted to all scores, whose best
+    configuration is scored last (:class:`~bcnet.search.predictors.log_width.LogWidthModel`). The model is for scores
+    that err, as a supernet's do; ``greedy`` and ``uniform`` end where they end."""
     effective: Annotated[float, Field(ge=1)] = 2.0
     """Prior population: the effective number of candidates per variable to sample from."""
     executor: str = "here"

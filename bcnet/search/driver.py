@@ -19,14 +19,16 @@ from bcnet.search.prior.population import PathLosses, PriorReport, potential_err
 from bcnet.search.scorers import open_executor
 from bcnet.search.store import TrialStore
 from bcnet.search.strategies import baselines
+from bcnet.search.strategies.agent import agent
 from bcnet.search.strategies.base import Strategy
 from bcnet.search.strategies.enumerate import LARGEST, enumerate_all
 from bcnet.search.strategies.greedy import greedy
+from bcnet.search.strategies.markov import markov
 from bcnet.search.trial import Trial, best_of, front_of
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
 
-STRATEGIES = ("evolution", "prior", "greedy", "random", "uniform", "enumerate")
+STRATEGIES = ("evolution", "prior", "markov", "agent", "greedy", "random", "uniform", "enumerate")
 IDLE_ROUNDS = 100
 
 
@@ -180,6 +182,8 @@ def _strategy(constraints: Constraints, config: SearchConfig, population: Widths
     if config.strategy == "prior" and population is not None:
         return baselines.given(population, config)
     plain = {
+        "markov": markov,
+        "agent": agent,
         "greedy": greedy,
         "random": baselines.random,
         "uniform": baselines.uniform,

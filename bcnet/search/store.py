@@ -38,6 +38,9 @@ _TABLES = {
     ),
 }
 
+DAMAGE = ("not a database", "malformed", "Could not decode")
+"""What SQLite says of a file whose content was changed."""
+
 
 class DamagedTrials(BcnetError):
     """The stored trials are not what was written (``cause``): the search must begin anew."""
@@ -250,8 +253,8 @@ class TrialStore:
         except (sqlite3.Error, OSError, ValueError) as error:
             if isinstance(error, BcnetError):
                 raise
-            reason = str(error) or type(error).__name__
-            if isinstance(error, ValueError) or "not a database" in reason or "malformed" in reason:
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            if isinstance(error, ValueError) or any(words in reason for words in DAMAGE):
                 raise self._damaged(reason) from None
             raise BcnetError(
                 f"cannot {verb} the trials in {self.path} ({reason}): "

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -269,25 +269,31 @@ def duplicate(model: nn.Module) -> nn.Module:
 def _with_constants(network: nn.Module, ran: nn.Module) -> nn.Module:
     """The network with whole numbers that it keeps as buffers (a stride, a padding) made where they are read, so that
     torch.export knows their values; those that change when it runs, as they did in its copy ``ran``, stay buffers."""
-    for module, twin in zip(network.modules(), ran.modules(), strict=True):
-        numbers = {
-            name: b for name, b in module._buffers.items() if _is_number(b) and torch.equal(b, getattr(twin, name))
+    after = dict(ran.named_buffers(remove_duplicate=False))
+    for path, module in network.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        numbers = {name: _number(b) for name, b in module._buffers.items() if name != "num_batches_tracked"}
+        kept = {
+            n: v for n, v in numbers.items() if v is not None and v == _number(after.get(f"{path}.{n}".lstrip(".")))
         }
-        numbers.pop("num_batches_tracked", None)
-        read = {name: property(partial(_made_anew, number=b)) for name, b in numbers.items()}
-        if read:
+        if kept:
+            read = {name: property(partial(_made_anew, number=number)) for name, number in kept.items()}
             module.__class__ = type(type(module).__name__, (type(module),), read)
-        for name in read:
+        for name in kept:
             del module._buffers[name]
     return network
 
 
-def _made_anew(module: nn.Module, number: Tensor) -> Tensor:
-    return torch.tensor(int(number), dtype=number.dtype)
+def _number(buffer: Tensor | None) -> int | None:
+    """The whole number that a buffer holds, if it does."""
+    if buffer is None or buffer.dim() or buffer.is_meta or buffer.dtype not in (torch.int32, torch.int64):
+        return None
+    return int(buffer)
 
 
-def _is_number(buffer: Tensor | None) -> TypeGuard[Tensor]:
-    return buffer is not None and not buffer.dim() and buffer.dtype in (torch.int32, torch.int64)
+def _made_anew(module: nn.Module, number: int) -> Tensor:
+    return torch.tensor(number)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
+from bcnet.utils.pointwise import safe_gradients
 
 if TYPE_CHECKING:
     from bcnet.space.network import NetworkSpace
@@ -216,7 +217,7 @@ def _gradients(
     seen = 0
     try:
         for x, y in batches:
-            with torch.enable_grad():
+            with torch.enable_grad(), safe_gradients(x.device):
                 value = loss(torch.func.functional_call(network, leaves, (x,)), y)
                 found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             for name, gradient in zip(leaves, found, strict=True):

@@ -112,7 +112,7 @@ class NetworkSpace(WidthSpace):
             WidthVariable(v.name, candidates(v.count * v.unit, groups, base, step, least), v.layers, v.unit)
             for v, step in zip(coupling.variables, steps, strict=True)
         ]
-        super().__init__(variables, steps)
+        super().__init__(variables, steps, least)
         self.model, self.graph, self.coupling, self.init = model, graph, coupling, init
         self.example = tuple(tensors_in(arguments(example)))
         self.inputs, self.output = graph.given, output or logits

@@ -83,9 +83,10 @@ class WidthVariable:
                 f"variable {self.name!r} needs ascending candidates of at least 1, got {list(self.candidates)!r:.80}"
             )
         if self.candidates[-1] > MAX_WIDTH:
-            raise BcnetError(f"variable {self.name!r} is too wide: a width variable may have at most {MAX_WIDTH}")
+            raise BcnetError(f"variable {self.name!r:.80} is too wide: a width variable may have at most {MAX_WIDTH}")
         if self.unit < 1 or any(c % self.unit for c in self.candidates):
-            raise BcnetError(f"variable {self.name!r} has candidates that are no multiples of its unit {self.unit}")
+            unit = f"{self.unit!s:.20}"
+            raise BcnetError(f"variable {self.name!r:.80} has candidates that are no multiples of its unit {unit}")
 
     @property
     def max(self) -> int:
@@ -104,7 +105,7 @@ class WidthSpace:
     ``steps`` (L,) are what uniform scaling rounds widths to, the variables' units where left out.
     """
 
-    def __init__(self, variables: Sequence[WidthVariable], steps: Sequence[int] | None = None):
+    def __init__(self, variables: Sequence[WidthVariable], steps: Sequence[int] | None = None, least: int = 1):
         if not variables:
             raise BcnetError("a width space needs at least one width variable")
         names = [v.name for v in variables]
@@ -115,6 +116,7 @@ class WidthSpace:
         self.min: Widths = np.array([v.base for v in variables], dtype=np.int64)
         self._tables = [np.array(v.candidates, dtype=np.int64) for v in variables]
         self._steps = np.array([v.unit for v in variables] if steps is None else steps, dtype=np.int64)
+        self._least = np.minimum(self.max, -(-least // self._steps) * self._steps)
 
     def __len__(self) -> int:
         return len(self.variables)
@@ -215,7 +217,7 @@ class WidthSpace:
 
     def scaled(self, factor: float, multiple: int = 0) -> Widths:
         """Every width times ``factor``, rounded down as the paper does, or to the nearest ``multiple`` where that is
-        given; at least one step, or one multiple: shape (L,)."""
+        given; at least one multiple, or the fewest channels that a layer of this space may keep: shape (L,)."""
         if not 0 < factor < math.inf:
             raise BcnetError(f"widths can be scaled by a positive number only, not by {factor}")
         if multiple:
@@ -224,7 +226,7 @@ class WidthSpace:
             return np.minimum(np.maximum(nearest, steps), self.max)
         # A hair above, so that 0.7 * 10 is 7 although it is 6.999... in binary.
         whole = np.floor(self.max * factor / self._steps + 1e-9).astype(np.int64) * self._steps
-        return np.clip(whole, self._steps, self.max)
+        return np.clip(whole, self._least, self.max)
 
     def uniform(self, cost: Callable[[Widths], ArrayLike], limit: float, multiple: int = 0) -> Widths:
         """The widest uniform scaling whose ``cost`` (widths (n, L) -> (n,)) is at most ``limit``, rounded as

@@ -30,6 +30,8 @@ from bcnet.errors import BcnetError
 Value = TypeVar("Value")
 PATIENCE = timedelta(seconds=20)
 """How long processes wait for each other before they leave."""
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+"""What gloo says where another process has ended."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,12 @@ def decide(make: Callable[[], Value]) -> Value:
         raise BcnetError(outcome[1])
     found: Value = outcome[0]
     return found
+
+
+def lost_another(error: RuntimeError) -> bool:
+    """Whether an error of torch's says that another process is there no more."""
+    told = isinstance(error, dist.DistError) or any(words in str(error) for words in LOST)
+    return dist.is_available() and dist.is_initialized() and told
 
 
 def wait() -> None:

@@ -29,6 +29,7 @@ from bcnet.training.recalibration import recalibrate
 from bcnet.training.reconstruction import inherited
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
+from bcnet.utils.pointwise import safe_gradients
 from bcnet.utils.settings import Count, Natural, checked
 
 Floats = NDArray[np.float64]
@@ -146,7 +147,8 @@ class CutScorer:
             x, y, taught = batches[number]
             set_rate(optimizer, recipe.rate(step, steps / recipe.epochs))
             optimizer.zero_grad(set_to_none=True)
-            with _fixed_random_state(self.device, step_seed(self.healing.seed, step)), self._autocast():
+            seed = step_seed(self.healing.seed, step)
+            with _fixed_random_state(self.device, seed), self._autocast(), safe_gradients(self.device):
                 output = network(x)
                 self._loss(output, y, taught).backward()
             if recipe.clip:

@@ -25,6 +25,7 @@ from bcnet.errors import BcnetError
 from bcnet.training import checkpoint, distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.optim import Average, Optimisation, make_optimizer, set_rate
+from bcnet.utils.pointwise import safe_gradients
 
 CHECK_EVERY = 50
 """Steps between looks at whether the loss is still finite: each look waits for the device."""
@@ -200,7 +201,8 @@ class Loop(ABC):
         """Run a batch in halves, quarters, ... where it does not fit into memory as a whole."""
         for _ in range(len(x).bit_length() + 1):
             try:
-                return self.learn(x, y)
+                with safe_gradients(self.device):
+                    return self.learn(x, y)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise

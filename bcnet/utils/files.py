@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bcnet.errors import BcnetError
 
@@ -53,6 +54,14 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
     with open_regular(path, most) as file:
         size = os.fstat(file.fileno()).st_size
         return file.read(size)  # no more than that, even where it grows meanwhile
+
+
+def parse_json(data: bytes) -> Any:
+    """What JSON says; a :class:`ValueError` where it is none, or has texts that nothing can be written with."""
+    found = json.loads(data)
+    if b"\\ud" in data.lower():  # half of a pair of surrogates is no character
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def full_path(path: str) -> Path:

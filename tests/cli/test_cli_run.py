@@ -42,7 +42,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def finished(recipe_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A whole run on the command line: its folder and what was printed."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    result = run("run", "--recipe", str(recipe_file), "--out", str(folder), "--seed", "1", "--device", "cpu")
+    result = run("run", "--recipe", str(recipe_file), "--trust", "--out", str(folder), "--seed", "1", "--device", "cpu")
     assert result.exit_code == 0, result.stderr
     return folder, result
 
@@ -73,7 +73,7 @@ def test_the_folder_says_how_to_repeat_it(finished: Any) -> None:
 
 def test_a_finished_run_prints_its_table_again(finished: Any) -> None:
     folder, result = finished
-    again = run("run", "--resume", str(folder))
+    again = run("run", "--resume", str(folder), "--trust")
     assert again.exit_code == 0
     assert again.stdout == result.stdout
     assert again.stderr == ""
@@ -89,7 +89,7 @@ def test_several_runs_are_reported_on_one_page(finished: Any, tmp_path: Path) ->
 
 def test_json_for_machines(finished: Any) -> None:
     folder, _ = finished
-    answer = json.loads(run("run", "--resume", str(folder), "--json").stdout)
+    answer = json.loads(run("run", "--resume", str(folder), "--trust", "--json").stdout)
     assert answer["run"] == str(folder)
     assert answer["done"] == ["trace", "train", "search", "retrain", "compare", "export", "report"]
     assert answer["report"] == str(folder / "report.html")
@@ -99,18 +99,18 @@ def test_json_for_machines(finished: Any) -> None:
 
 def test_stages_alone(recipe_file: Path, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
-    first = run("run", "--recipe", str(recipe_file), "--out", folder, "--until", "trace")
-    assert first.stdout.startswith(f"trace is done: {folder} (next: `bcnet train {folder}`")
+    first = run("run", "--recipe", str(recipe_file), "--trust", "--out", folder, "--until", "trace")
+    assert first.stdout.startswith(f"trace is done: {folder} (next: `bcnet train {folder} --trust`")
     for stage in ("train", "search"):
-        result = run(stage, folder)
+        result = run(stage, folder, "--trust")
         assert result.exit_code == 0, result.stderr
         assert result.stderr.startswith(f"{stage}: ")
-        assert run(stage, folder).stderr == ""
-    assert run("search", folder, "--again").stderr.startswith("search: ")
-    result = run("retrain", folder)
+        assert run(stage, folder, "--trust").stderr == ""
+    assert run("search", folder, "--trust", "--again").stderr.startswith("search: ")
+    result = run("retrain", folder, "--trust")
     assert "  found 10/10" in result.stderr
     assert not Run(folder).done("compare")
-    assert run("report", folder).exit_code == 0
+    assert run("report", folder, "--trust").exit_code == 0
     assert Run(folder).path("report.html").is_file()
 
 
@@ -118,7 +118,7 @@ def test_options_change_the_recipe(recipe_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["--budget", "flops=40%", "--budget", "params=90%", "--seed", "3", "--set", "supernet.epochs=1"]
     more = ["--set", "compare=[uniform]", "--set", "distillation.alpha=0.25", "--until", "trace"]
-    result = run("run", "--recipe", str(recipe_file), "--out", str(folder), *arguments, *more)
+    result = run("run", "--recipe", str(recipe_file), "--trust", "--out", str(folder), *arguments, *more)
     assert result.exit_code == 0, result.stderr
     recipe = Run.open(folder).recipe
     assert recipe.budgets == ("flops=40%", "params=90%")
@@ -131,14 +131,14 @@ def test_a_plan_comes_from_some_steps_and_leaves_nothing(
     recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = run("run", "--recipe", str(recipe_file), "--plan", "--json")
+    told = run("run", "--recipe", str(recipe_file), "--trust", "--plan", "--json")
     plan = json.loads(told.stdout)
     assert list(plan["seconds"]) == ["train", "search", "retrain", "compare", "export", "report"]
     assert all(plan["seconds"][name] > 0 for name in ("train", "search", "retrain"))
     assert plan["disk"] > 0
     assert not list(tmp_path.iterdir())
     shorter = ["--effort", "quick", "--compare", "none", "--plan", "--json"]
-    less = json.loads(run("run", "--recipe", str(recipe_file), *shorter).stdout)
+    less = json.loads(run("run", "--recipe", str(recipe_file), "--trust", *shorter).stdout)
     assert less["seconds"]["retrain"] < plan["seconds"]["retrain"]
     wrong = "--effort is 'lazy', but it must be one of quick, normal, paper"
     assert error("run", "--effort", "lazy") == wrong
@@ -147,7 +147,7 @@ def test_a_plan_comes_from_some_steps_and_leaves_nothing(
 def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_file: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
-        result = run("run", "--recipe", str(recipe_file), "--until", "trace")
+        result = run("run", "--recipe", str(recipe_file), "--trust", "--until", "trace")
         assert result.stdout.startswith(f"trace is done: runs/tiny-{number} (next: ")
 
 
@@ -197,14 +197,25 @@ def test_a_bad_budget_or_data_stops_before_training(tmp_path: Path) -> None:
 def test_another_process_at_work_is_named(finished: Any) -> None:
     folder, _ = finished
     with Run(folder).lock():
-        sentence = error("run", "--resume", str(folder))
+        sentence = error("run", "--resume", str(folder), "--trust")
     assert sentence == f"process {os.getpid()} is working in {folder}: wait until it ends, or choose another folder"
 
 
 def test_ctrl_c_stops_cleanly_and_resumes(recipe_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = ["--set", "supernet.epochs=500", "--set", "checkpoint_minutes=60"]
-    command = [sys.executable, "-m", "bcnet", "run", "--recipe", str(recipe_file), "--out", str(folder), *settings]
+    command = [
+        sys.executable,
+        "-m",
+        "bcnet",
+        "run",
+        "--recipe",
+        str(recipe_file),
+        "--trust",
+        "--out",
+        str(folder),
+        *settings,
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     for line in process.stderr:
@@ -214,7 +225,7 @@ def test_ctrl_c_stops_cleanly_and_resumes(recipe_file: Path, tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
     assert process.wait(120) == 130
-    assert rest.splitlines()[-1] == f"error: stopped, nothing is lost: go on with `bcnet run --resume {folder}`"
+    assert rest.splitlines()[-1] == f"error: stopped, nothing is lost: go on with `bcnet run --resume {folder} --trust`"
     assert list((folder / "checkpoints" / "train").glob("checkpoint-*"))
     assert not Run(folder).done("train")
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bcnet
+from bcnet.cli.stage import STAGES
 from bcnet.errors import BcnetError
 
 ROOT = Path(__file__).parents[2]
@@ -90,12 +91,24 @@ def test_a_python_file_of_a_received_folder_is_run_with_trust_only(tmp_path: Pat
     trap.write_text(f"open({str(sprung)!r}, 'w')\n{tinyrun.NETWORK}")
     run = tinyrun.create(tmp_path, model=f"{trap}:tiny")
     sentence = f"error: this would run the Python file {trap}: add --trust if you know what it does\n"
-    for command in (["export", str(run.folder)], ["recipe", "check", str(run.path("recipe.yaml"))]):
+    folder, recipe = str(run.folder), str(run.path("recipe.yaml"))
+    stages = [[stage, folder] for stage in (*STAGES, "report")]
+    for command in (
+        *stages,
+        ["run", "--resume", folder],
+        ["run", "--recipe", recipe, "--out", str(tmp_path / "other")],
+        ["pick", folder, "--budget", "flops=40%"],
+        ["export", folder],
+        ["recipe", "check", recipe],
+    ):
         told = terminal.run(*command)
         assert (told.exit_code, told.stderr) == (2, sentence)
         assert not sprung.exists()
-    assert terminal.run("recipe", "check", str(run.path("recipe.yaml")), "--trust").exit_code == 0
-    assert sprung.exists()
+    assert not (tmp_path / "other").exists()
+    for command in (["recipe", "check", recipe], ["run", "--resume", folder, "--until", "trace"]):
+        assert terminal.run(*command, "--trust").exit_code == 0
+        assert sprung.exists()
+        sprung.unlink()
 
 
 def network() -> nn.Module:

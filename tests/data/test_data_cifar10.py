@@ -143,7 +143,7 @@ def test_decoded_parquet_is_cached_until_the_file_changes(tmp_path: Path, monkey
     name = f"cifar10:{tmp_path / 'set'}"
     first = everything(load_data(name, options=SMALL))
     cached = sorted((tmp_path / "cache" / "bcnet").iterdir())
-    assert [path.suffix for path in cached] == [".npy"] * 3
+    assert [path.suffix for path in cached] == [".rows"] * 3
     decoded: list[Path] = []
     original = cifar10_module._decode_parquet
     monkeypatch.setattr(cifar10_module, "_decode_parquet", lambda path: (decoded.append(path), original(path))[1])
@@ -153,8 +153,10 @@ def test_decoded_parquet_is_cached_until_the_file_changes(tmp_path: Path, monkey
     os.utime(changed, (1, 1))
     load_data(name)
     assert decoded == [changed]
-    for path in cached:
-        path.write_bytes(path.read_bytes()[:-100])
+    for number, path in enumerate(cached):
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 1  # one bit of a pixel
+        path.write_bytes(data if number else data[:-100])
     with pytest.warns(
         UserWarning, match=r"^the cache file .* is damaged; .*-0000[01]-of-00002.parquet is decoded again$"
     ):
@@ -169,7 +171,8 @@ def test_a_cache_is_never_unpickled(tmp_path: Path) -> None:
     write_cifar_parquet(tmp_path / "set")
     load_data(f"cifar10:{tmp_path / 'set'}")
     for path in (tmp_path / "cache" / "bcnet").iterdir():
-        np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+        with path.open("wb") as file:
+            np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.warns(UserWarning, match="is damaged"):
         load_data(f"cifar10:{tmp_path / 'set'}")
 

@@ -27,5 +27,5 @@ def run(folder: Path, launcher: str, *more: str) -> subprocess.CompletedProcess[
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"version": 1, **tinyrun.recipe(folder).to_dict()}))
     given = more or ("--recipe", str(recipe), "--out", str(folder / launcher))
-    command = [sys.executable, *LAUNCHERS[launcher], "run", *given, "--device", "cpu"]
+    command = [sys.executable, *LAUNCHERS[launcher], "run", *given, "--trust", "--device", "cpu"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, cwd=folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -117,7 +118,18 @@ def test_table_survives_json(space: NetworkSpace, pretended: Pretended) -> None:
     assert again.facts == table.facts
     assert again.facts["batch"] == 2
     assert again.networks == table.networks
-    for text in ("", "[]", "{}", '{"format": "bcnet.latency.compare", "version": 99}'):
+    odd = json.loads(table.to_json())
+    odd["networks"][0]["predicted"] = "9" * 50
+    large = json.loads(table.to_json())
+    large["networks"][0]["predicted"] = 10**400
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"format": "bcnet.latency.compare", "version": 99}',
+        json.dumps(odd),
+        json.dumps(large),
+    ):
         with pytest.raises(BcnetError, match=r"^this is no latency table of this version of bcnet: measure it again$"):
             LatencyTable.from_json(text)
 

@@ -256,7 +256,7 @@ def test_data_of_a_run(finished):
     assert len(data.trials) == finished.read("search")["evaluations"]
     assert len(data.supernet_curve.losses) == 2
     assert [curve.name for curve in data.retrain_curves] == ["full", "uniform", "found"]
-    assert data.repeat == f"bcnet run --recipe {finished.folder}/recipe.yaml"
+    assert data.repeat == f"bcnet run --recipe {finished.folder}/recipe.yaml --trust"
     path = write_report(finished)
     assert path == finished.path("report.html")
     assert data.recipe.strip().splitlines()[0] in path.read_text("utf-8")

@@ -164,6 +164,16 @@ def test_a_result_of_the_wrong_structure_is_one_sentence(copied: Run) -> None:
         )
 
 
+def test_a_text_that_cannot_be_written_is_damage(copied: Run) -> None:
+    """Half of a pair of surrogates, which no page or terminal can show; whole pairs are letters as others."""
+    kept = copied.read("search")
+    copied.write("search", {**kept, "notes": ["\U0001f600"]})
+    assert copied.read("search")["notes"] == ["\U0001f600"]
+    copied.write("search", {**kept, "notes": ["\ud800"]})
+    with pytest.raises(DamagedResult, match=r"search.json is damaged \(it cannot be read\)"):
+        copied.read("search")
+
+
 def test_results_of_another_recipe_are_not_used(copied: Run, tmp_path: Path) -> None:
     elsewhere = Run.create(tmp_path / "other", copied.recipe.changed(seed=3), {})
     shutil.copy(copied.path("trace.json"), elsewhere.path("trace.json"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import bcnet
 from bcnet.data.source import Data, from_loaders
 from bcnet.run.fingerprint import changed, fingerprint
 from bcnet.space.network import trace
@@ -87,3 +90,38 @@ def test_data_that_never_repeats_is_known_by_its_shapes() -> None:
     first, second, wider = (from_loaders(loader, loader) for loader in (Restless(), Restless(), Restless(3)))
     assert changed(taken(given=first), taken(given=second)) is None
     assert changed(taken(given=first), taken(given=wider)) == "other data"
+
+
+def noise(stop: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Images that tell nothing of their class; a list that cannot be read for the ``stop``-th time."""
+
+    class Stops(list[Any]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.passes += 1
+            if self.passes == stop:
+                raise ConnectionError("the server is gone")
+            return super().__iter__()
+
+    return Stops([(torch.randn(96, 2, 6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(96) % 3)])
+
+
+def test_an_untrained_network_may_be_drawn_anew(tmp_path: Path) -> None:
+    """A script that seeds nothing gives other weights when it goes on; what the first ones became is used."""
+    settings = {
+        **{"groups": 4, "given": {"epochs": 3, "warmup": 0}, "retrain": {"epochs": 1, "warmup": 0}, "threads": 1},
+        **{"score": "cut", "search": {"evaluations": 4, "population": 3}, "race": None, "checkpoint_minutes": 1e-9},
+    }
+    out = tmp_path / "run"
+
+    def call(model: nn.Module, stop: int = 0) -> bcnet.Result:
+        return bcnet.slim(model, EXAMPLE, noise(stop), noise(), recipe=settings, out=out, progress=False)
+
+    stops = (3, 5, 6, 7)  # before the first step, between steps, after the training
+    for seed, stop in enumerate(stops):
+        with suppress(ConnectionError):
+            call(network(seed=seed), stop)
+    first = call(network(seed=50))
+    assert first.run.read("given")["knew"] is False
+    assert call(network(seed=60)).networks == first.networks

@@ -57,7 +57,7 @@ def test_a_run_holds_its_latency_budget(tmp_path: Path, pretended: None) -> None
         assert row["latency_ms"] > 0
     (note,) = (note for note in notes.notes if note.startswith("latency"))
     assert note.startswith("latency was measured layer by layer on cpu, batch: 1, threads: 1; predictions of other ")
-    table = run("run", "--resume", str(finished.folder), "--until", "compare")
+    table = run("run", "--resume", str(finished.folder), "--trust", "--until", "compare")
     assert "predicted" in table.stdout
     assert "measured" in table.stdout
 
@@ -80,8 +80,8 @@ def test_an_impossible_latency_is_refused_and_leaves_the_folder_free(tmp_path: P
     path = tmp_path / "tiny.yaml"
     path.write_text(tinyrun.recipe(tmp_path, budgets=["latency=1us"]).to_yaml())
     out = tmp_path / "runs"
-    for command in (["run", "--recipe", str(path), "--out", str(out)], ["recipe", "check", str(path), "--trust"]):
-        result = run(*command)
+    for command in (["run", "--recipe", str(path), "--out", str(out)], ["recipe", "check", str(path)]):
+        result = run(*command, "--trust")
         assert result.exit_code == 2
         text = " ".join(result.stderr.split())
         assert "error: budget latency=1us is impossible: the smallest network of this space costs 1." in text
@@ -94,7 +94,7 @@ def test_widths_of_a_run_are_rounded(tmp_path: Path) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(tinyrun.recipe(tmp_path).to_yaml())
     out = tmp_path / "runs"
-    result = run("run", "--recipe", str(path), "--out", str(out), "--set", "round_to=4", "--until", "search")
+    result = run("run", "--recipe", str(path), "--trust", "--out", str(out), "--set", "round_to=4", "--until", "search")
     assert result.exit_code == 0, result.stderr
     folder = Run.open(out)
     assert [v["candidates"] for v in folder.read("trace")["variables"]] == [[4, 8], [4, 8]]

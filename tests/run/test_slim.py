@@ -215,7 +215,10 @@ def bright(n: int = 96) -> list[tuple[Tensor, Tensor]]:
 def knowing() -> nn.Module:
     """A classifier that has learnt."""
     torch.manual_seed(0)
-    model = classifier()
+    return taught(classifier())
+
+
+def taught(model: nn.Module) -> nn.Module:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(40):
         for x, y in bright():
@@ -355,19 +358,17 @@ def test_a_folder_goes_on_with_what_it_was_given_only(tmp_path: Path) -> None:
             nn.Linear(8, 3),
         )
 
-    out, data, shifted = tmp_path / "run", [(images(), labels())], [(images() + 1, labels())]
+    out, data, shifted = tmp_path / "run", bright(), [(bright()[0][0] + 1, bright()[0][1])]
     settings = {**TRAINED, "given": {"epochs": 1, "warmup": 0}, "retrain": {"epochs": 1, "warmup": 0}}
 
     def call(model: nn.Module, train: Any = data, task: bcnet.Task | None = None) -> bcnet.Result:
         return bcnet.slim(model, EXAMPLE, train, data, task=task, recipe=settings, out=out, progress=False)
 
     first = call(given())
-    other = given()
-    nn.init.zeros_(other[0].weight)  # type: ignore[arg-type]
     task = bcnet.Task(F.cross_entropy, lambda output, target: (output.argmax(1) == target).float())
     for words, refused in (
         ("another network", lambda: call(given(nn.SiLU))),
-        ("other weights", lambda: call(other)),
+        ("other weights", lambda: call(taught(given()))),
         ("other data", lambda: call(given(), shifted)),
         ("another task", lambda: call(given(), task=task)),
     ):

@@ -82,10 +82,10 @@ def test_pick_repeats_nothing(finished: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_pick_on_the_command_line(finished: Run) -> None:
-    told = terminal.run("pick", str(finished.folder), "--budget", "flops=55%", "--json")
+    told = terminal.run("pick", str(finished.folder), "--budget", "flops=55%", "--trust", "--json")
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["run"].endswith("targets/flops-55pc")
-    lost = terminal.run("pick", str(finished.folder), "--budget", "flops=0.01%")
+    lost = terminal.run("pick", str(finished.folder), "--budget", "flops=0.01%", "--trust")
     assert lost.exit_code == 2
     assert "budget flops=0.01% is impossible: the smallest network of this space costs " in lost.stderr
     assert not finished.path("targets", "flops-0.01pc").exists()

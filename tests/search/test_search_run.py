@@ -242,6 +242,21 @@ def test_settings_survive_json() -> None:
 def test_unknown_strategy_and_engine_are_refused() -> None:
     with pytest.raises(BcnetError) as error:
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(strategy="luck"))
-    assert str(error.value) == "unknown strategy 'luck': choose from evolution, greedy, random, uniform, enumerate"
+    assert (
+        str(error.value)
+        == "unknown strategy 'luck': choose from evolution, prior, markov, agent, greedy, random, uniform, enumerate"
+    )
     with pytest.raises(BcnetError, match=r"^unknown executor 'cloud': choose here or ray$"):
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(executor="cloud"))
+
+
+def test_candidates_that_cannot_express_uniform_scaling_are_told() -> None:
+    def score(widths: Widths) -> float:
+        SPACE.encode(widths)  # fails between candidates, as a table does
+        return float(widths.sum())
+
+    found = search(SPACE, score, ["flops=30%"], COSTS, SearchConfig(strategy="uniform"))
+    assert found.best is not None
+    used = found.best.costs["flops"] / (0.3 * COSTS["flops"](SPACE.max)[0])
+    assert f"the candidates cannot express uniform scaling: those about it use {used:.1%} of the budget" in found.notes
+    assert not search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, SearchConfig(strategy="uniform")).notes

@@ -164,6 +164,10 @@ def stored(tmp_path: Path) -> Path:
         ("DELETE FROM trials WHERE number = 119", "rows were changed, added or removed"),
         ("UPDATE settings SET value = '3' WHERE key = 'seed'", "rows were changed, added or removed"),
         ("DELETE FROM settings WHERE key = 'sum'", "the sum of its digests is missing"),
+        (
+            "UPDATE trials SET costs = CAST(x'ff' AS TEXT) WHERE number = 7",
+            "Could not decode to UTF-8 column 'costs' with text '\ufffd'",
+        ),
         ("CREATE VIEW more AS SELECT * FROM trials", "it holds other tables"),
     ],
 )

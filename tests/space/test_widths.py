@@ -292,6 +292,15 @@ def test_uniform_at_the_edges():
     assert message(space.uniform, cost, 8) == "no uniform scaling costs at most 8: the smallest costs 9"
 
 
+@given(st.integers(1, 12), st.floats(0.01, 1))
+def test_uniform_leaves_every_layer_as_many_channels_as_a_search_must(least, factor):
+    variables = [WidthVariable(name, tuple(range(1, widest + 1))) for name, widest in (("a", 6), ("b", 64))]
+    widths = WidthSpace(variables, least=least).scaled(factor)
+    assert (widths >= np.minimum(least, [6, 64])).all()
+    plain = WidthSpace(variables).scaled(factor)
+    assert (widths == np.maximum(plain, np.minimum(least, [6, 64]))).all()
+
+
 # JSON
 
 
@@ -350,6 +359,10 @@ def text_of(**changes) -> str:
         (text_of(variables=[ROW | {"layers": [1]}]), BAD_ROW),
         (text_of(variables=[ROW | {"unit": True}]), BAD_ROW),
         (text_of(variables=[ROW | {"unit": 3}]), "variable 'stem' has candidates that are no multiples of its unit 3"),
+        (
+            text_of(variables=[ROW | {"unit": 10**4000}]),
+            "variable 'stem' has candidates that are no multiples of its unit 10000000000000000000",
+        ),
         (
             text_of(variables=[ROW | {"candidates": [10**30]}]),
             "variable 'stem' is too wide: a width variable may have at most 1048576",

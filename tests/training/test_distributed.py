@@ -94,23 +94,43 @@ def test_a_run_of_two_processes_ends_as_one(finished: dict[str, Run], launcher: 
         assert [t.widths for t in store.trials()] == [t.widths for t in wanted_store.trials()]
 
 
-def test_two_processes_go_on_with_a_run_and_say_what_is_wrong_once(finished: dict[str, Run]) -> None:
+def said(text: str) -> str:
+    """What a process printed, without the frames that a launcher may draw."""
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_two_processes_mend_a_run_and_say_what_is_wrong_once(finished: dict[str, Run]) -> None:
     """The first holds the folder's lock for both."""
     run = finished["torchrun"]
-    run.remove("search")
+    damaged = run.path("train.safetensors")
+    data = bytearray(damaged.read_bytes())
+    data[-9] ^= 1
+    damaged.write_bytes(data)
     run.remove("report")
     before = {row["name"]: (row["widths"], row["score"]) for row in run.read("compare")["networks"]}
     again = run_processes.run(run.folder.parent, "torchrun", "--resume", str(run.folder))
     assert again.returncode == 0, again.stderr[-4000:]
-    assert run.done("search")
+    note = f"{damaged} is damaged (it was changed after it was written): train is done again"
+    assert said(again.stderr).count(note) == 1
     assert run.done("report")
     after = {row["name"]: (row["widths"], row["score"]) for row in run.read("compare")["networks"]}
-    assert after == before  # what followed from the search was made again, and came out the same
+    assert after == before  # what followed from the supernet was made again, and came out the same
+    with run.lock():
+        kept_out = run_processes.run(run.folder.parent, "torchrun", "--resume", str(run.folder))
+    assert kept_out.returncode != 0
+    assert f"process {os.getpid()} is working in {run.folder}: wait until it ends" in said(kept_out.stderr)
+    assert "RuntimeError" not in kept_out.stderr
     taken = run_processes.run(run.folder.parent, "torchrun")
     assert taken.returncode != 0
-    assert f"{run.folder} holds a run already: resume it with --resume, or choose another folder" in " ".join(
-        taken.stderr.replace("│", " ").split()
-    )
+    assert f"{run.folder} holds a run already: resume it with --resume, or choose another folder" in said(taken.stderr)
+
+
+def test_a_lost_process_is_told_from_other_errors(monkeypatch: Any) -> None:
+    closed = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:22963")
+    assert not distributed.lost_another(closed)  # there is no other
+    monkeypatch.setattr(distributed.dist, "is_initialized", lambda: True)
+    assert distributed.lost_another(closed)
+    assert not distributed.lost_another(RuntimeError("shapes do not fit"))
 
 
 def test_alone() -> None:

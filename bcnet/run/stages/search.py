@@ -92,33 +92,28 @@ def _trusted_measure(
             rows = np.unique(np.concatenate([initial, rows[len(initial) :]]), axis=0)
         asked: list[Measure] = ["score", "loss"] if run.recipe.rank_by == "score" else ["loss"]
         by = next((by for by in asked if tells_apart(scores_in_parts(run, scorer, rows, by))), None)
-        run.write(DOUBT, {"ranked_by": by, "note": _doubt(run.recipe.rank_by, by, len(rows), _safe(run))})
+        run.write(DOUBT, {"ranked_by": by, "note": _doubt(run.recipe.rank_by, by, len(rows))})
     known = run.read(DOUBT)
     ranked_by: Measure | None = known["ranked_by"]
     return ranked_by, known["note"]
 
 
-def _doubt(asked: str, by: str | None, count: int, instead: str) -> str:
+def _doubt(asked: str, by: str | None, count: int) -> str:
     if by == asked:
         return ""
     words = f"the {asked}s of {count} configurations differ by no more than chance"
     if by is not None:
         return f"{words}, so the search ranked by {by}"
     also = ", and so do their losses" if asked == "score" else ""
-    return f"{words}{also}, so nothing was searched and {instead} widths were taken: more epochs may help"
-
-
-def _safe(run: Run) -> str:
-    """What is taken where scores say nothing. From a trained MobileNetV2 at 15% of its FLOPs, uniform widths end at
-    90.1% and balanced ones at 85.2% (docs/results/rivals.md); from scratch, balanced ones are the better."""
-    return "uniform" if run.recipe.start == "trained" else "balanced"
+    return f"{words}{also}, so nothing was searched and uniform widths were taken: more epochs may help"
 
 
 def _choose_safely(run: Run, notes: list[str], start: float) -> None:
-    """Widths that need no score."""
-    widths = configuration(run, _safe(run))
+    """Uniform widths, which need no score. From a trained MobileNetV2 at 15% of its FLOPs they end at 90.1% and
+    balanced ones at 85.2% (docs/results/rivals.md); from scratch neither is known to be better (log-width-trial.md)."""
+    widths = configuration(run, "uniform")
     best = Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
-    _store_trials(run, _safe(run), [best])
+    _store_trials(run, "uniform", [best])
     found = {"best": best.to_dict(), "front": [], "evaluations": 0, "hits": 0, "prior": None, "log_width": None}
     _write(run, {**found, "reference": {}}, notes, run.recipe.rank_by, start)
 

@@ -31,7 +31,8 @@ def train(run: Run) -> None:
     )
     own = run.task_given is not None and r.paths.sampling.sandwich
     engine, words = choose_engine(net, r.engine, bf16=r.supernet.bf16, own_distillation=own)
-    run.listener.note(f"the supernet's engine is {words}")
+    if run.device.type == "cuda":  # elsewhere there is no choice
+        run.listener.note(f"the supernet's engine is {words}")
     folder = run.path(CHECKPOINTS, "train")
     trained = train_supernet(
         net, run.data.train, config, run.task_given, folder, training_steps(run.listener, "train"), engine

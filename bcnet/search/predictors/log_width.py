@@ -1,4 +1,4 @@
-"""The log-width model: a score grows with the logarithm of every width, each width at a rate of its own.
+"""The log-width model (experimental): a score grows with the logarithm of every width, each at a rate of its own.
 
     score(c) = constant + sum_i gains_i * log2(c_i),   gains_i >= 0
 
@@ -6,7 +6,8 @@ Networks trained alone keep to it: fitted to the released Channel-Bench tables i
 the noise of their training allows. A supernet does not: its scores carry errors that a search then looks for and finds.
 So the model is fitted to all scores of a search, and its favourite is chosen instead of the best score. Before any
 score, a width is worth as much as it has layers: one that the blocks of a stage share counts once for each of them.
-``docs/results/search.md`` has what that gains.
+``docs/results/search.md`` has what that gains on the tables the model was made with, and
+``docs/results/log-width-trial.md`` a trial in two new spaces, in which it did not win: so it is called experimental.
 """
 
 from __future__ import annotations

@@ -1,0 +1,50 @@
+"""Strided 1x1 convolutions on a CPU, run so that their weight gradients stay within their memory.
+
+With several threads, torch 2.13 writes beyond the weight gradient of such a convolution in channels-last where the
+batch does not divide among the threads: a crash at best. As a convolution without stride, of every second pixel, it is
+the same, and safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+def safe_gradients(device: torch.device) -> AbstractContextManager[Any]:
+    """While entered, what runs forwards on ``device`` has gradients that can be trusted."""
+    return _Pointwise() if device.type == "cpu" else nullcontext()
+
+
+class _Pointwise(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is torch.conv2d or func is torch.ops.aten.conv2d.default:
+            found = _without_stride(*args, **given)
+            return func(*args, **given) if found is None else found
+        return func(*args, **given)
+
+
+def _without_stride(
+    input: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, *more: Any, **named: Any
+) -> Tensor | None:
+    """A strided 1x1 convolution, done without stride; None of any other. ``more`` and ``named`` are the dilation, of no
+    meaning here, and the groups."""
+    down, right = _pair(stride)
+    unpadded = padding == "valid" or (padding != "same" and _pair(padding) == (0, 0))
+    if weight.shape[2:] != (1, 1) or (down, right) == (1, 1) or not unpadded:
+        return None
+    return torch.conv2d(input[..., ::down, ::right], weight, bias, 1, 0, *more, **named)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    """A stride or padding, which may be one number for both axes."""
+    one = value if isinstance(value, int) else tuple(value)
+    return (one, one) if isinstance(one, int) else (one[0], one[-1])
