@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -34,6 +34,10 @@ def run(
     pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights timm or torchvision publish.")] = False,
     start: Annotated[str | None, typer.Option(help="trained: keep what it has learnt; or scratch.")] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe by name or file; see `bcnet recipe list`.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="How a supernet is trained (bcv2, ...), or widths without a search (l2-isomorphic, ...)."),
+    ] = None,
     effort: Annotated[
         str, typer.Option(metavar="quick|normal|paper", help="How much work: a first look, the recipe's, the paper's.")
     ] = "normal",
@@ -77,7 +81,7 @@ def run(
         given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
         more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
         how: dict[str, Any] = {"--compare": compare, "--repeats": repeats, "--plan": plan or None}
-        how |= {"--latency-backend": latency_backend}
+        how |= {"--latency-backend": latency_backend, "--method": method}
         _refuse({**given, **more, **how, "--set": settings})
         work(open_run(resume, device, trust), until, as_json, log=log, planned=True)
         return
@@ -92,6 +96,7 @@ def run(
         "seed": seed,
         "compare": None if compare is None else [name.strip() for name in compare.split(",") if name != "none"],
         "repeats": repeats,
+        **_method(method),
     }
     base = _base(model, data, recipe)
     if model is None:
@@ -111,6 +116,20 @@ def run(
             if not begun.done("trace"):
                 begun.abandon()
             raise
+
+
+def _method(name: str | None) -> dict[str, Any]:
+    """What ``--method`` changes: how a supernet is trained, or widths and channels by a criterion without a search."""
+    from bcnet.run.recipe import Compared
+    from bcnet.search.criteria import METHODS as CRITERIA
+    from bcnet.supernet.paths import METHODS as SUPERNETS
+
+    allotments = [known for known in get_args(Compared) if known != "full"]
+    if name is None or name in SUPERNETS:
+        return {"method": name}
+    if name not in allotments:
+        raise BcnetError(f"unknown method {name!r:.40}: there are {', '.join([*SUPERNETS, *allotments])}")
+    return {"allot": name, "keep": CRITERIA[name].criterion if name in CRITERIA else None}
 
 
 def _create(run: Run, recipe: Recipe) -> None:

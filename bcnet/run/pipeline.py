@@ -129,7 +129,7 @@ def stages_of(recipe: Recipe) -> list[str]:
     left_out = {"targets"}
     if recipe.start == "scratch":
         left_out |= {"given", "race"}
-    if recipe.race is None:
+    if recipe.race is None or recipe.allot is not None:
         left_out.add("race")
     if not _supernet(recipe):
         left_out.add("train")
@@ -137,7 +137,7 @@ def stages_of(recipe: Recipe) -> list[str]:
 
 
 def _supernet(recipe: Recipe) -> list[str]:
-    return ["train"] if recipe.scorer == "supernet" else []
+    return ["train"] if recipe.scorer == "supernet" and recipe.allot is None else []
 
 
 def run_targets(run: Run) -> None:

@@ -20,6 +20,7 @@ from bcnet.data.options import LoadOptions
 from bcnet.errors import BcnetError
 from bcnet.latency.timing import TimingConfig
 from bcnet.search.config import SearchConfig
+from bcnet.search.criteria import METHODS as CRITERION_METHODS
 from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
@@ -70,9 +71,10 @@ class Recipe(BaseModel):
     has; where it knows nothing yet it is trained first, as ``given`` says. Slim networks inherit its most important
     channels by the criterion ``keep``, ``reconstruct`` makes up for the others by least squares, and the given network
     teaches them. The search ranks them by ``score`` (what is left after the ``cut``, after some ``steps`` of
-    ``healing``, or in a ``supernet`` that starts from its weights), and the finalists ``race``. ``start: scratch`` is
-    the paper's way: a supernet from random weights, and networks trained from scratch. ``targets`` are several
-    budgets, each with a slim network of its own.
+    ``healing``, or in a ``supernet`` that starts from its weights), and the finalists ``race``; ``allot`` names widths
+    to take without a search instead, by a criterion or a rule. ``start: scratch`` is the paper's way: a supernet from
+    random weights, and networks trained from scratch. ``targets`` are several budgets, each with a slim network of its
+    own.
 
     ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
     of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
@@ -111,6 +113,7 @@ class Recipe(BaseModel):
     given: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
     keep: Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"] = "l2"
     reconstruct: bool = True
+    allot: Compared | None = None
     score: Literal["steps", "cut", "supernet"] = "steps"
     healing: Healing = Healing()
     method: str = "bcv2"
@@ -175,6 +178,10 @@ class Recipe(BaseModel):
         if self.start == "scratch" and (self.weights or self.pretrained):
             key = "weights" if self.weights else "pretrained"
             raise ValueError(f"{key} needs start: trained, as start: scratch throws the weights of the network away")
+        if self.allot == "full":
+            raise ValueError("allot is 'full', but the full network is not slim: name another, such as uniform")
+        if self.allot in CRITERION_METHODS and self.allot != "uniform" and self.start == "scratch":
+            raise ValueError(f"allot is {self.allot!r}, which judges trained channels: it needs start: trained")
         if self.weights and self.pretrained:
             raise ValueError("weights and pretrained both say where the weights come from: keep one of them")
         if self.search.seed != 0:

@@ -29,6 +29,7 @@ KEYS = {
     "given": "how the given network is trained where it knows nothing yet",
     "keep": "the criterion by which channels are kept: l1, l2, bn-scale, taylor, fpgm, lamp or random",
     "reconstruct": "whether layers make up for channels that are dropped, by least squares",
+    "allot": "widths to take without a search: uniform, l2-global, l2-isomorphic, ...; left out: search",
     "score": "what the search ranks by: a few steps of healing, the bare cut, or a supernet",
     "healing": "what a configuration is given before it is scored",
     "method": "how a supernet is trained: bcv2, bc, ua, autoslim, ...",

@@ -116,6 +116,31 @@ def test_every_score_finds_a_network(tmp_path: Path, weights: Path, score: str) 
     assert write_report(run).stat().st_size > 1000
 
 
+@pytest.mark.parametrize("name", ["l1-global", "l2-isomorphic", "uniform", "balanced"])
+def test_widths_by_a_method_need_no_search(tmp_path: Path, weights: Path, name: str) -> None:
+    """They are what is compared under that name, whatever else is."""
+    run = tinyrun.trained(tmp_path, weights, allot=name, compare=[name])
+    notes = tinyrun.Notes()
+    tinyrun.work(run, listener=notes)
+    assert "race" not in notes.stages
+    found = run.read("retrain/found")
+    assert found["widths"] == run.read(f"retrain/{name}")["widths"]
+    assert run.constraints.feasible([found["widths"]])[0]
+    assert run.read("search")["notes"] == [f"the widths are those of {name}, as asked for: nothing was searched"]
+
+
+def test_methods_on_the_command_line(tmp_path: Path) -> None:
+    asked = ["run", "zoo:digits_cnn", "--data", "digits", "--until", "trace"]
+    for name, expected in (("fpgm-global", ("fpgm-global", "fpgm", "bcv2")), ("ua", (None, "l2", "ua"))):
+        folder = tmp_path / name
+        assert terminal.run(*asked, "--method", name, "--out", str(folder)).exit_code == 0
+        recipe = Run(folder).recipe
+        assert (recipe.allot, recipe.keep, recipe.method) == expected
+    answer = terminal.run(*asked, "--method", "l2", "--out", str(tmp_path / "no"))
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith("error: unknown method 'l2': there are ")
+
+
 def test_what_ships_is_the_best_on_validation(finished: Run) -> None:
     rivals = {name: finished.read(f"retrain/{name}")["val"]["loss"] for name in ("uniform", "found")}
     assert finished.chosen == min(rivals, key=lambda name: rivals[name])
@@ -142,7 +167,7 @@ def test_where_uniform_ships_page_and_closing_lines_say_so(finished: Run, tmp_pa
     assert sentence in words.verdict(data)
     assert data.found == data.networks["uniform"]
     assert sentence in write_report(run).read_text("utf-8")
-    shown = terminal.run("report", str(folder))
+    shown = terminal.run("report", str(folder), "--trust")
     assert sentence in " ".join(shown.output.split())
     widths = json.loads(json.dumps(run.read("retrain/uniform")["widths"]))
     assert [m.out_channels for m in run.network().modules() if hasattr(m, "out_channels")] == widths
@@ -293,6 +318,11 @@ def test_weights_that_do_not_fit(tmp_path: Path, weights: Path, change: Any, sen
         ({"widen": 1.5}, "widen needs start: scratch, as a trained network has no weights for more channels"),
         ({"race": {"rounds": 0}}, "race.rounds is 0, but it must be at least 1"),
         ({"healing": {"steps": 0}}, "healing.steps is 0, but it must be at least 1"),
+        ({"allot": "full"}, "allot is 'full', but the full network is not slim: name another, such as uniform"),
+        (
+            {"allot": "l2-global", "start": "scratch"},
+            "allot is 'l2-global', which judges trained channels: it needs start: trained",
+        ),
         ({"least": 0}, "least is 0, but it must be at least 1"),
         ({"keep": "l3"}, "keep is 'l3', but it must be l1, l2, bn-scale, taylor, fpgm, lamp or random"),
     ],

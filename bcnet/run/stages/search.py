@@ -35,12 +35,17 @@ DOUBT = "search/doubt"
 def find(run: Run) -> None:
     """Search, from the prior of the training losses or from what criteria and rules of thumb propose."""
     r, start = run.recipe, time.monotonic()
+    if r.allot is not None:
+        _choose(run, r.allot, [f"the widths are those of {r.allot}, as asked for: nothing was searched"], start)
+        return
     scorer = open_scorer(run)
     initial, notes = _prior(run) if r.scorer == "supernet" else (proposals(run), [])
     ranked_by, doubt = _trusted_measure(run, scorer, initial)
     notes += [doubt] if doubt else []
     if ranked_by is None:
-        _choose_safely(run, notes, start)
+        # Uniform widths need no score. From a trained MobileNetV2 at 15% of its FLOPs they end at 90.1% and balanced
+        # ones at 85.2% (docs/results/rivals.md); from scratch neither is known to be better (log-width-trial.md).
+        _choose(run, "uniform", notes, start)
         return
     scorer.by = "loss" if ranked_by == "loss" else "score"
     with _open_store(run) as store:
@@ -108,12 +113,11 @@ def _doubt(asked: str, by: str | None, count: int) -> str:
     return f"{words}{also}, so nothing was searched and uniform widths were taken: more epochs may help"
 
 
-def _choose_safely(run: Run, notes: list[str], start: float) -> None:
-    """Uniform widths, which need no score. From a trained MobileNetV2 at 15% of its FLOPs they end at 90.1% and
-    balanced ones at 85.2% (docs/results/rivals.md); from scratch neither is known to be better (log-width-trial.md)."""
-    widths = configuration(run, "uniform")
+def _choose(run: Run, name: str, notes: list[str], start: float) -> None:
+    """The widths of a configuration that has a name, without a search."""
+    widths = configuration(run, name)
     best = Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
-    _store_trials(run, "uniform", [best])
+    _store_trials(run, name, [best])
     found = {"best": best.to_dict(), "front": [], "evaluations": 0, "hits": 0, "prior": None, "log_width": None}
     _write(run, {**found, "reference": {}}, notes, run.recipe.rank_by, start)
 
