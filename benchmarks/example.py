@@ -138,9 +138,9 @@ def write_page(found: dict[str, Any]) -> None:
         "they are large, as networks often are whose widths double at each stride; the better the widths of a network "
         "suit its task already, the less there is to gain. Budget, full widths and settings were chosen on other "
         "seeds, but on the same images. Two earlier tries at the ten seeds, with a wider stem (12), were given up: the "
-        "lead over uniform was 0.9 to 4.0 points there, and once, in a shorter race, uniform itself won. Some of these seeds were run before with a uniform scaling that left "
-        "the first layer 2 channels, where a search must leave it 4: uniform scaling now keeps 4 as well, and all "
-        "seeds were run again, with the same settings.",
+        "lead over uniform was 0.9 to 4.0 points there, and once, in a shorter race, uniform itself won. Some of these "
+        "seeds were run before with a uniform scaling that left the first layer 2 channels, where a search must leave "
+        "it 4: uniform scaling now keeps 4 as well, and all seeds were run again, with the same settings.",
         "",
     ]
     (RESULTS / "example.md").write_text("\n".join(lines), "utf-8")
