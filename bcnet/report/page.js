@@ -57,8 +57,8 @@
   }
 
   function print(begins) {
-    if (printing === begins) return;
-    printing = begins;
+    if (begins && printing) return;
+    printing = begins;  // the end is told twice, and only the later time is the paper's size surely gone
     drawAll();
     if (!begins) Object.keys(charts).forEach((id) => Plotly.Plots.resize(id));
   }

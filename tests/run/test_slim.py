@@ -56,7 +56,7 @@ def test_five_lines(tmp_path: Path) -> None:
     result = bcnet.slim(model, EXAMPLE, train, val, budget="flops=50%", recipe=TINY, progress=False)
     assert list(result.widths) == ["0", "3"]
     assert result.networks["found"]["costs"]["flops"] <= result.networks["full"]["costs"]["flops"] / 2
-    assert list(result.networks) == ["full", "uniform", "found"]
+    assert list(result.networks) == ["full", "uniform", "balanced", "found"]
     assert [m.out_channels for m in result.model if isinstance(m, nn.Conv2d)] == list(result.widths.values())
     assert result.model(images(5)).shape == (5, 3)
     costs = [trial["costs"]["flops"] for trial in result.front]
