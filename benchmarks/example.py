@@ -140,7 +140,9 @@ def write_page(found: dict[str, Any]) -> None:
         "seeds, but on the same images. Two earlier tries at the ten seeds, with a wider stem (12), were given up: the "
         "lead over uniform was 0.9 to 4.0 points there, and once, in a shorter race, uniform itself won. Some of these "
         "seeds were run before with a uniform scaling that left the first layer 2 channels, where a search must leave "
-        "it 4: uniform scaling now keeps 4 as well, and all seeds were run again, with the same settings.",
+        "it 4: uniform scaling now keeps 4 as well, and all seeds were run again, with the same settings. `bcnet run` "
+        "itself takes seed 10, the first of the ten; with seed 0, one of those that settings were chosen on, the race "
+        "goes wrong: its winner ends at 71.56 %, uniform scaling at 72.51 %, and uniform scaling is what ships.",
         "",
     ]
     (RESULTS / "example.md").write_text("\n".join(lines), "utf-8")
