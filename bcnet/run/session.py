@@ -185,26 +185,24 @@ class Run(RunFolder):
         """How important every channel of the given network is by ``criterion``: an array for each variable."""
         if criterion != "taylor":
             return importance(self.space, self.given_network(), criterion, seed=self.recipe.seed)
-        batches = self.data.train.batches(0, 0, self.device)
-        some = [next(batches) for _ in range(min(TAYLOR_BATCHES, len(self.data.train)))]
-        return taylor(self.space, self.given_network(), some, self.task.loss)
+        return taylor(self.space, self.given_network(), self.training_batches(TAYLOR_BATCHES), self.task.loss)
 
     @kept_random_state()
     def inherited(self, widths: Any) -> nn.Module:
         """A network at ``widths`` with the most important channels of the given one; where something was cut, the rest
         makes up for it and batch norm is recalibrated."""
-        space, given, some = self._seeded(), self.given_network(), self.calibration()
-        cut = not np.array_equal(widths, self.full)
-        made_of = some if cut and self.recipe.reconstruct else []
+        space, given, r = self._seeded(), self.given_network(), self.recipe
+        some = [] if np.array_equal(widths, self.full) else self.training_batches(r.healing.calibration)
+        made_of = some if r.reconstruct else []
         network = inherited(space, given, widths, self.channel_scores, made_of).to(self.device)
-        if cut:
-            recalibrate(network, some, bf16=self.recipe.retrain.bf16)
+        if some:
+            recalibrate(network, some, bf16=r.retrain.bf16)
         return network
 
-    def calibration(self) -> list[Batch]:
-        """The training batches that statistics are taken from."""
+    def training_batches(self, count: int) -> list[Batch]:
+        """The first ``count`` training batches, or all where there are fewer."""
         batches = self.data.train.batches(0, 0, self.device)
-        return [next(batches) for _ in range(min(self.recipe.healing.calibration, len(self.data.train)))]
+        return [next(batches) for _ in range(min(count, len(self.data.train)))]
 
     @property
     def chosen(self) -> str:

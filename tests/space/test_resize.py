@@ -8,12 +8,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from held import zeroed
 from test_coupling import three_widths
 from tiny_networks import NETWORKS, Tiny, X, conv, tiny, traced
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
-from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.network import trace
 
 # Where a dropped channel is not the same as a channel of zeros: norms and attention over channels see how many there
 # are, a standardised weight too, a shuffle moves the others, and a channel's neighbours change at the cut.
@@ -22,20 +23,6 @@ NOT_ZEROS = {
 }  # fmt: skip
 SIDES = ("left", "right")
 pytestmark = pytest.mark.filterwarnings("ignore:UnequalChunks itself does not run")
-
-
-@torch.no_grad()
-def zeroed(model: nn.Module, space: NetworkSpace, widths: np.ndarray, side: str) -> nn.Module:
-    """The original with all that belongs to dropped channels set to zero."""
-    network = copy.deepcopy(model)
-    full, units = space.units(space.max), space.units(widths)
-    for name, tensor in network.named_parameters():
-        for dim, axis in enumerate(space.coupling.axes.get(name, ())):
-            dropped = torch.ones(tensor.shape[dim], dtype=torch.bool)
-            for start, length in axis.pieces(units, full, side):
-                dropped[start : start + length] = False
-            tensor.index_fill_(dim, dropped.nonzero()[:, 0], 0.0)
-    return network.eval()
 
 
 @pytest.mark.parametrize("name", NETWORKS)

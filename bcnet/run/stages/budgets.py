@@ -59,7 +59,7 @@ def _held(
         within = Constraints(run.space, {**run.costs, "latency": table.corrected(factor)}, run.constraints.budgets)
         if not bool(within.feasible(run.space.min[None])[0]):
             break
-        best = _choose(run, within, trials)
+        _, best = best_by_model(run, within, trials)
         checked = {**_measured(run, best, budget), "correction": factor}
     return best, checked
 
@@ -75,9 +75,9 @@ def _measured(run: Run, trial: Trial, budget: Budget) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _choose(run: Run, within: Constraints, trials: Sequence[Trial]) -> Trial:
-    """The best configuration within corrected budgets by the log-width model over all scores."""
+def best_by_model(run: Run, within: Constraints, trials: Sequence[Trial]) -> tuple[LogWidthModel, Trial]:
+    """The log-width model over the scores of ``trials``, and the best configuration ``within`` budgets by it."""
     model = LogWidthModel.fit([t.widths for t in trials], [t.score or 0.0 for t in trials], run.space.layer_counts)
     widths = tuple(int(width) for width in model.best(within))
     predicted = float(model.predict(np.array(widths)[None])[0])
-    return Trial(0, widths, predicted, run.cost_of(widths), True, 0, 0.0)
+    return model, Trial(0, widths, predicted, run.cost_of(widths), True, 0, 0.0)

@@ -54,13 +54,11 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
         by="loss" if r.rank_by == "loss" else "score",
         seed=r.seed,
     )
-    batches = run.data.train.batches(0, 0, run.device)
-    wanted = min(max(steps, r.healing.calibration), len(run.data.train))
     return CutScorer(
         run.space,
         run.given_network(),
         run.channel_scores,
-        [next(batches) for _ in range(wanted)],
+        run.training_batches(max(steps, r.healing.calibration)),
         run.data.val.batches(0, 0, run.device),
         run.task,
         teacher=teacher,
@@ -105,6 +103,4 @@ def _chunks(batch: tuple[Tensor, Tensor], parts: int) -> Iterator[tuple[Tensor, 
 
 
 def _recalibration(run: Run) -> list[tuple[Tensor, Tensor]]:
-    wanted = min(run.recipe.recalibrate, len(run.data.train))
-    batches = run.data.train.batches(0, 0, run.device)
-    return [next(batches) for _ in range(wanted)]
+    return run.training_batches(run.recipe.recalibrate)

@@ -13,10 +13,10 @@ from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import Prior
 from bcnet.run.session import Run
-from bcnet.run.stages.budgets import hold_latency
+from bcnet.run.stages.budgets import best_by_model, hold_latency
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
-from bcnet.search import LogWidthModel, PathLosses, SearchProgress, Trial, TrialStore, front_of, search
+from bcnet.search import PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.noise import tells_apart
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
@@ -155,10 +155,7 @@ def choose_known(run: Run, trials: Sequence[Trial]) -> None:
     scored = [t for t in trials if t.score is not None]
     inside = run.constraints.feasible(np.array([t.widths for t in scored]))
     own = [replace(t, number=i, feasible=bool(inside[i - 1])) for i, t in enumerate(scored, 1)]
-    model = LogWidthModel.fit([t.widths for t in own], [t.score or 0.0 for t in own], run.space.layer_counts)
-    widths = tuple(int(w) for w in model.best(run.constraints))
-    predicted = float(model.predict(np.array(widths)[None])[0])
-    best = Trial(0, widths, predicted, run.cost_of(widths), True, 0, 0.0)
+    model, best = best_by_model(run, run.constraints, own)
     name = run.constraints.budgets[0].name
     _store_trials(run, "picked", own)
     found = {
