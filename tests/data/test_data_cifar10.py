@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn import message, pairs
 from torch import Tensor
 
-from bcnet.data import Data, LoadOptions, Source, load_data
+from bcnet.data import Data, LoadOptions, load_data
 from bcnet.data import cifar10 as cifar10_module
-from bcnet.errors import BcnetError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 SMALL = LoadOptions(batch_size=4, eval_batch_size=5, crop=0, flip=False, image_size=8, workers=0)
@@ -27,17 +27,6 @@ SMALL = LoadOptions(batch_size=4, eval_batch_size=5, crop=0, flip=False, image_s
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def message(action: Any) -> str:
-    with pytest.raises(BcnetError) as error:
-        action()
-    return str(error.value)
-
-
-def pairs(source: Source | None, epoch: int = 0, start: int = 0) -> list[tuple[Tensor, Tensor]]:
-    assert source is not None
-    return list(source.batches(epoch, start))
 
 
 # CIFAR-10: 8 images a training batch, 6 in the test batch.

@@ -9,23 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drawn import message, pairs
 from torch import Tensor
 
 from bcnet.data import Data, LoadOptions, Source, load_data
-from bcnet.errors import BcnetError
 
 SMALL = LoadOptions(batch_size=4, eval_batch_size=5, crop=0, flip=False, image_size=8, workers=0)
-
-
-def message(action: Any) -> str:
-    with pytest.raises(BcnetError) as error:
-        action()
-    return str(error.value)
-
-
-def pairs(source: Source | None, epoch: int = 0, start: int = 0) -> list[tuple[Tensor, Tensor]]:
-    assert source is not None
-    return list(source.batches(epoch, start))
 
 
 def same(one: list[tuple[Tensor, Tensor]], other: list[tuple[Tensor, Tensor]]) -> bool:

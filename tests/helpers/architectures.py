@@ -164,3 +164,14 @@ def example(name: str, batch: int = 3) -> Tensor:
     """A batch that the architecture called ``name`` takes."""
     side = 32 if name in ("vgg19", "resnet50", "efficientnet") else 16
     return torch.randn(batch, 3, side, side, dtype=torch.float64)
+
+
+def with_statistics(model: nn.Module) -> nn.Module:
+    """``model``, in evaluation mode, with scales, shifts and statistics of batch norm drawn."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2.0)
+    return model.eval()

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
+from architectures import with_statistics
 from torch import Tensor, nn
 
 from bcnet.space.network import NetworkSpace, trace
@@ -389,11 +390,4 @@ def traced(name: str) -> tuple[nn.Module, NetworkSpace]:
 def tiny(name: str) -> nn.Module:
     """A network in double precision, its batch norms with statistics of their own."""
     torch.manual_seed(0)
-    model = NETWORKS[name]().double()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias)
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2.0)
-    return model.eval()
+    return with_statistics(NETWORKS[name]().double())

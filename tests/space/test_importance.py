@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from architectures import ARCHITECTURES, example
+from architectures import ARCHITECTURES, example, with_statistics
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_networks import NETWORKS, X, traced
@@ -39,13 +39,8 @@ def case(name: str) -> tuple[nn.Module, NetworkSpace, Tensor]:
         return *traced(name), X
     torch.manual_seed(0)
     model, x = ARCHITECTURES[name]().double(), example(name)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias)
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2.0)
-    return model.eval(), trace(model, x), x
+    with_statistics(model)
+    return model, trace(model, x), x
 
 
 def draw_widths(space: NetworkSpace, seed: int) -> tuple[np.ndarray, Kept]:
