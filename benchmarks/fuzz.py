@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", metavar="NAME", help="formats whose name begins so")
     parser.add_argument("--seconds", type=float, default=math.inf, help="for each format, at most")
-    parser.add_argument("--out", type=Path, help="JSON file for the figures; formats with all their mutants are left out")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures; complete formats are left out")
     options = parser.parse_args()
     chosen = [f for f in FORMATS if not options.only or any(f.name.startswith(name) for name in options.only)]
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

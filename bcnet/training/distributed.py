@@ -30,6 +30,9 @@ from bcnet.errors import BcnetError
 Value = TypeVar("Value")
 PATIENCE = timedelta(seconds=20)
 """How long processes wait for each other before they leave."""
+LONGEST = timedelta(days=20)
+"""How long they wait for each other's messages, while one works alone: torch's half an hour is soon over. A process
+that has died is noticed by its connection. More milliseconds than 31 bits hold are not safe in gloo."""
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 """What gloo says where another process has ended."""
 
@@ -65,10 +68,10 @@ def start(cpu: bool = False) -> Place:
     if dist.is_initialized():
         return Place(*world(), _device(on_cpu))
     try:
-        from accelerate import Accelerator
+        from accelerate import Accelerator, InitProcessGroupKwargs
     except ImportError:
         raise BcnetError("training with several processes needs accelerate: pip install accelerate") from None
-    accelerator = Accelerator(cpu=on_cpu)
+    accelerator = Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST)])
     atexit.register(leave)
     return Place(accelerator.process_index, accelerator.num_processes, accelerator.device)
 
