@@ -30,7 +30,7 @@ from bcnet.bench.correlation import correlations
 from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.spaces import RELEASED, get_space
 from bcnet.bench.table import ChannelBench
-from bcnet.bench.tas import TAS, train_tas
+from bcnet.supernet.tas import TAS, train_tas
 from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.search.predictors.log_width import LogWidthModel

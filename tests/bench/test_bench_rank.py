@@ -16,7 +16,7 @@ from heard import Heard
 from bcnet.bench import ChannelBench
 from bcnet.bench.correlation import correlations
 from bcnet.bench.rank import RankConfig, bench_space, rank
-from bcnet.bench.tas import _stretch
+from bcnet.supernet.tas import _stretch
 from bcnet.data import LoadOptions, load_data
 from bcnet.errors import BcnetError
 from bcnet.search import LogWidthModel

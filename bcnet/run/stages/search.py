@@ -56,6 +56,7 @@ def find(run: Run) -> None:
             run.costs,
             replace(r.search, seed=r.seed),
             initial=initial,
+            importance=run.channel_scores if r.search.strategy == "legr" else None,
             store=store,
             progress=lambda state: _tell_search(run, state, ranked_by),
         )
