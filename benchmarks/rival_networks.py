@@ -2,9 +2,9 @@
 
     python benchmarks/rival_networks.py [--seeds 3]
 
-Digits in clutter, the example's network at 12 % of its FLOPs. From a trained network: searches under one scorer (the cut
-network after 25 steps), 20 evaluations each; the choice inherits, and is fine-tuned. From scratch: supernets
-of equal path passes, 60 evaluations of evolution each, or TAS's own choice; the choice is trained anew. The full network
+Digits in clutter, the example's network at 12 % of its FLOPs. From a trained network: searches under one scorer (the
+cut network after 25 steps), 20 evaluations each; the choice inherits, and is fine-tuned. From scratch: supernets of
+equal path passes, 60 evaluations of evolution each, or TAS's own choice; the choice is trained anew. The full network
 teaches all of them. Writes docs/results/rival-networks.json, a row at a time; rows that are there are not made again.
 """
 

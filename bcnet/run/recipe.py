@@ -183,9 +183,7 @@ class Recipe(BaseModel):
         if self.allot in CRITERION_METHODS and self.allot != "uniform" and self.start == "scratch":
             raise ValueError(f"allot is {self.allot!r}, which judges trained channels: it needs start: trained")
         if self.search.strategy == "legr" and self.scorer == "supernet":
-            raise ValueError(
-                "search.strategy legr ranks trained channels: it needs start: trained, score: steps or cut"
-            )
+            raise ValueError("strategy legr ranks trained channels: it needs start: trained and score: steps or cut")
         if self.weights and self.pretrained:
             raise ValueError("weights and pretrained both say where the weights come from: keep one of them")
         if self.search.seed != 0:

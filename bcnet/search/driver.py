@@ -70,8 +70,8 @@ def search(
     ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
     space where left out. ``initial`` starts evolution from given widths (n, L), or from the prior of a
     training's losses, rather than at random; strategy ``prior`` scores nothing but samples of that prior. Strategy
-    ``legr`` ranks channels by their ``importance``, an array for each variable (:func:`bcnet.space.importance.importance`).
-    A space that is no larger than the evaluations allow is scored as a whole instead. With a ``store`` on disk a search
+    ``legr`` ranks channels by their ``importance``, an array for each variable (see :mod:`bcnet.space.importance`). A
+    space that is no larger than the evaluations allow is scored as a whole instead. With a ``store`` on disk a search
     that was killed goes on where it stopped.
     """
     config = config or SearchConfig()

@@ -37,10 +37,7 @@ class MetaSupernet(Supernet):
         ]
         self._numbers = [i for i, wanted in enumerate(generated) if wanted]
         self.see = nn.ModuleList([nn.Linear(len(space), HIDDEN) for _ in self._numbers])
-        self.make = nn.ModuleList([nn.Linear(HIDDEN, self.state()[i].numel(), bias=False) for i in self._numbers])
-        for number, make in zip(self._numbers, self.make, strict=True):
-            # What widths add begins at a tenth of the weight that they add to.
-            nn.init.normal_(make.weight, std=0.1 * float(self.state()[number].detach().std()) / HIDDEN**0.5)
+        self.make = nn.ModuleList([_maker(self.state()[i].detach()) for i in self._numbers])
 
     def views(self, plan: Plan) -> list[Tensor]:
         state = self.state()
@@ -49,6 +46,13 @@ class MetaSupernet(Supernet):
         for number, see, make in zip(self._numbers, self.see, self.make, strict=True):
             state[number] = state[number] + make(see(vector).relu()).view(state[number].shape)
         return self.cut(state, plan)
+
+
+def _maker(weight: Tensor) -> nn.Linear:
+    """From what a generator sees to what it adds to ``weight``: at first about a tenth of it."""
+    found = nn.Linear(HIDDEN, weight.numel(), bias=False)
+    nn.init.normal_(found.weight, std=0.1 * float(weight.std()) / HIDDEN**0.5)
+    return found
 
 
 def train_meta(

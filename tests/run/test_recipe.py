@@ -123,6 +123,10 @@ def test_a_changed_recipe_is_checked() -> None:
         ("input: [3, 32]", "input has too few numbers"),
         ("method: bcv3", f"method is 'bcv3', but it must be one of {', '.join(METHODS)}"),
         ("search: {seed: 3}", "search.seed must be left out: the one seed of a recipe is seed"),
+        (
+            "start: scratch\nsearch: {strategy: legr}",
+            "strategy legr ranks trained channels: it needs start: trained and score: steps or cut",
+        ),
         ("version: 2", "version is 2, but this bcnet reads recipes of version 1"),
         (
             "compare: [random]\nretrain: {epochs: 10}",

@@ -1,7 +1,7 @@
 """LeGR ("Towards Efficient Model Compression via Learned Global Ranking"), under any scorer.
 
-Channels of all layers are ranked together by ``a * importance + b``, with a scale ``a`` and a shift ``b`` of every width
-variable, and those above the threshold that the budgets allow stay. The scales and shifts are found by LeGR's
+Channels of all layers are ranked together by ``a * importance + b``, with a scale ``a`` and a shift ``b`` of every
+width variable, and those above the threshold that the budgets allow stay. The scales and shifts are found by LeGR's
 regularised evolution: the best of a few drawn from the pool is changed in a tenth of its layers, ever less, and takes
 the place of the oldest. The first is the plain global ranking.
 """
