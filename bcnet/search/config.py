@@ -63,7 +63,9 @@ class SearchConfig:
     @property
     def by_log_width(self) -> bool:
         """Whether the log-width model decides."""
-        return self.choose == "log-width" and self.strategy in ("evolution", "prior", "random", "enumerate")
+        return self.choose == "log-width" and self.strategy in (
+            "evolution", "neighbours", "prior", "random", "enumerate",
+        )  # fmt: skip
 
     @property
     def room(self) -> int:

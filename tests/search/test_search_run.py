@@ -285,8 +285,8 @@ def test_unknown_strategy_and_engine_are_refused() -> None:
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(strategy="luck"))
     assert (
         str(error.value)
-        == "unknown strategy 'luck': choose from evolution, prior, markov, agent, legr, greedy, random, uniform, "
-        "enumerate"
+        == "unknown strategy 'luck': choose from evolution, neighbours, prior, markov, agent, legr, greedy, random, "
+        "uniform, enumerate"
     )
     with pytest.raises(BcnetError, match=r"^unknown executor 'cloud': choose here or ray$"):
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(executor="cloud"))

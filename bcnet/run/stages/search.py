@@ -18,6 +18,7 @@ from bcnet.run.stages.configurations import configuration, named_widths, rules_o
 from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
 from bcnet.search import PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.noise import tells_apart
+from bcnet.search.strategies.neighbours import near
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
 from bcnet.supernet.loss_log import LossLog
@@ -173,18 +174,20 @@ def choose_known(run: Run, trials: Sequence[Trial]) -> None:
 
 
 def proposals(run: Run) -> Widths | None:
-    """The first configurations of a search among inherited networks: what would be raced without one, and random
-    ones, of which the cheap score of the bare cut keeps the best."""
+    """The first configurations of a search among inherited networks: what would be raced without one, and others near
+    it, or for evolution random ones, of which the cheap score of the bare cut keeps the best."""
     r = run.recipe
-    if r.search.strategy != "evolution":
+    if r.search.strategy not in ("evolution", "neighbours"):
         return None
     rng = np.random.default_rng([r.seed, 30])
     rules = np.stack([np.asarray(widths) for widths in rules_of_thumb(run).values()])
-    near = run.space.floor(rules)  # candidates; a rule may ask for less than the smallest
-    known = run.constraints.fill(near[run.constraints.feasible(near)], rng)
+    about = run.space.floor(rules)  # candidates; a rule may ask for less than the smallest
+    known = run.constraints.fill(about[run.constraints.feasible(about)], rng)
     wanted = r.search.population - len(known)
     if wanted < 1:
         return known[: r.search.population]
+    if r.search.strategy == "neighbours":
+        return np.unique(np.concatenate([known, near(run.constraints, known, wanted, rng)]), axis=0)
     drawn = run.constraints.fill(run.constraints.sample(rng, SCREENED * wanted)[0], rng)
     scores = cut_scorer(run, "cut").score_many(drawn)
     best = drawn[np.argsort(-scores, kind="stable")[:wanted]]
