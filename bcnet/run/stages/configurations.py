@@ -54,14 +54,12 @@ def finalists(run: Run) -> dict[str, list[int]]:
     with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
         trials = [trial for trial in store.trials() if trial.feasible and trial.score is not None]
     trials = [trial for trial in trials if bool(run.held.feasible(np.array([trial.widths]))[0])]
-    best, *others = [
-        list(trial.widths) for trial in sorted(trials, key=lambda t: -(t.score or 0.0))[: 1 + NEXT_BEST]
-    ] or [None]
+    scored = [list(trial.widths) for trial in sorted(trials, key=lambda t: -(t.score or 0.0))[: 1 + NEXT_BEST]]
     rules = rules_of_thumb(run)
     proposed = {"search": list(run.read("search")["best"]["widths"])}
-    proposed |= {} if best is None else {"best-score": best}
+    proposed |= {"best-score": widths for widths in scored[:1]}
     proposed |= dict(list(rules.items())[:2])
-    proposed |= {f"score-{number}": widths for number, widths in enumerate(others, 2)}
+    proposed |= {f"score-{number}": widths for number, widths in enumerate(scored[1:], 2)}
     proposed |= rules
     different: dict[tuple[int, ...], str] = {}
     for name, widths in proposed.items():

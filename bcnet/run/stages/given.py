@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, rows_of
+from bcnet.run.stages.common import CHECKPOINTS, fast_step, rows_of
 from bcnet.training.retraining import Retraining, evaluate, learnt, retrain
 from bcnet.utils.progress import training_steps
 
@@ -59,7 +59,13 @@ def _train(run: Run, network: nn.Module) -> list[dict[str, float]]:
     )
     folder = run.path(CHECKPOINTS, "given")
     history = retrain(
-        network, run.data.train, config, run.task_given, folder=folder, progress=training_steps(run.listener, "given")
+        network,
+        run.data.train,
+        config,
+        run.task_given,
+        folder=folder,
+        progress=training_steps(run.listener, "given"),
+        fast=fast_step(run),
     )
     return rows_of(history)
 

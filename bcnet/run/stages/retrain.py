@@ -12,7 +12,7 @@ from torch import nn
 from bcnet.data.source import Later, Source
 from bcnet.run.recipe import Compared
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, keep_network, rows_of
+from bcnet.run.stages.common import CHECKPOINTS, fast_step, keep_network, rows_of
 from bcnet.run.stages.configurations import configuration
 from bcnet.run.weights import fill
 from bcnet.training.retraining import Retraining, retrain, train_random
@@ -156,6 +156,7 @@ def _train(
         teacher=teacher,
         folder=run.path(CHECKPOINTS, name),
         progress=training_steps(run.listener, name),
+        fast=fast_step(run),
     )
     result = {"widths": widths, "history": rows_of(history), "seconds": time.monotonic() - start}
     keep_network(run, name, network, result)
