@@ -10,11 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Width = Annotated[int, Field(ge=1, le=2**26)]
-Widths = Annotated[list[Width], Field(min_length=1, max_length=100_000)]
-Costs = Annotated[dict[str, Count], Field(min_length=1)]
-Seconds = Annotated[FiniteFloat, Field(ge=0)]
+from bcnet.search.rows import Costs, Number, Seconds, TrialRecord, Width, Widths
+
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -23,7 +20,7 @@ class _Schema(BaseModel):
 
 
 class _Tensors(_Schema):
-    bytes: Count
+    bytes: Number
     sha256: Sha256
 
 
@@ -44,7 +41,7 @@ class Result(_Schema):
 
 class _Machine(_Schema):
     system: str
-    threads: Count
+    threads: Number
     device: str
 
 
@@ -54,7 +51,7 @@ class RunResult(Result):
     recipe: str
     bcnet: str = ""
     command: list[str] = []
-    seed: Count = 0
+    seed: Number = 0
     commit: str | None = None
     date: str = ""
     device: str | None = None
@@ -92,7 +89,7 @@ class TraceResult(Result):
 
 
 class _Epoch(_Schema):
-    epoch: Count
+    epoch: Number
     loss: FiniteFloat
 
 
@@ -123,21 +120,10 @@ class TrainResult(Result):
     """train.json: how the supernet was trained."""
 
     principle: str
-    steps: Count
-    paths: Count
+    steps: Number
+    paths: Number
     history: list[_Epoch]
     seconds: Seconds
-
-
-class _Trial(_Schema):
-    number: Count
-    widths: Widths
-    score: FiniteFloat | None
-    costs: Costs
-    feasible: bool
-    generation: Count
-    seconds: Seconds
-    failure: str | None = None
 
 
 class _LogWidth(_Schema):
@@ -155,10 +141,10 @@ class _Held(_Schema):
 class SearchResult(Result):
     """search.json: what was chosen, and the front it was chosen from."""
 
-    best: _Trial
+    best: TrialRecord
     latency: _Held | None = None
-    front: list[_Trial]
-    evaluations: Count
+    front: list[TrialRecord]
+    evaluations: Number
     ranked_by: Literal["score", "loss"]
     scored_by: Literal["steps", "cut", "supernet"]
     log_width: _LogWidth | None
@@ -175,9 +161,9 @@ class DoubtResult(Result):
 
 
 class _Round(_Measured):
-    round: Count
+    round: Number
     name: str
-    epochs: Count
+    epochs: Number
 
 
 class RoundResult(Result, _Round):
@@ -207,7 +193,7 @@ class _Network(_Measured):
     scored_on: str
     costs: Costs
     widths: Widths
-    count: Count | None = None
+    count: Number | None = None
     learnt: bool = True
 
 
@@ -227,7 +213,7 @@ class _Lead(_Schema):
 class _Row(_Network):
     latency_ms: Seconds
     lead: _Lead | None = None
-    trainings: Count = 1
+    trainings: Number = 1
 
 
 class _Kept(_Schema):

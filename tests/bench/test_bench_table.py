@@ -290,14 +290,6 @@ def test_scorer_draws_a_run_per_query_from_its_seed(table: ChannelBench) -> None
     assert drawn.tolist() != table.scorer(seed=4).score_many(widths).tolist()
 
 
-def test_trajectory_follows_the_best_score(table: ChannelBench) -> None:
-    scorer = table.scorer()
-    assert scorer.trajectory().shape == (0,)
-    scores = scorer.score_many(SPACE.all_widths()[:20]).tolist()
-    leaders = [int(np.argmax(scores[: i + 1])) for i in range(20)]
-    assert scorer.trajectory().tolist() == table.mean[leaders].tolist()
-
-
 def test_wrong_shapes_to_score(table: ChannelBench) -> None:
     message = "call the scorer with one configuration (L,), and score_many with rows of them (n, L)"
     assert failure(table.scorer(), SPACE.all_widths()) == message
