@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bcnet.accel.kernels.enum_norm import INTERPRETED
+from bcnet.accel.kernels.enum_norm import INTERPRETED, Norm
 
-Norm = tuple[Tensor, Tensor, float]  # weight, bias and eps
 PROGRAMS = 512  # that add up products side by side
 
 
