@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from bcnet.bench.spaces import BenchSpace
 from bcnet.errors import BcnetError
 
-Run = int | NDArray[np.integer] | Literal["mean"] | None
+WhichRun = int | NDArray[np.integer] | Literal["mean"] | None
 
 
 class TableScorer:
@@ -32,11 +32,11 @@ class TableScorer:
     def evaluations(self) -> int:
         return int(self._trained.sum())
 
-    def __call__(self, widths: ArrayLike, run: Run = None) -> float:
+    def __call__(self, widths: ArrayLike, run: WhichRun = None) -> float:
         """The score of one configuration (L,), in percent."""
         return float(self.score_many(self._space.check(widths)[None], run)[0])
 
-    def score_many(self, widths: ArrayLike, run: Run = None) -> NDArray[np.float64]:
+    def score_many(self, widths: ArrayLike, run: WhichRun = None) -> NDArray[np.float64]:
         """The scores of widths (n, L), in percent: (n,)."""
         index = self._space.index(widths)
         if index.ndim != 1:

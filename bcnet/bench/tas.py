@@ -68,7 +68,7 @@ def _stretch(x: Tensor, channels: int) -> Tensor:
     return (x.permute(0, 2, 3, 1) @ matrix).permute(0, 3, 1, 2)
 
 
-class Widths(nn.Module):
+class WidthDistribution(nn.Module):
     """The logits of every variable's candidates."""
 
     def __init__(self, candidates: Sequence[Sequence[int]], temperature: float = 1.0):
@@ -96,7 +96,7 @@ def train_tas(
     config: SupernetTraining,
     folder: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> Widths:
+) -> WidthDistribution:
     """Train ``net``'s weights and the widths' logits by turns; returns the learnt distribution.
 
     With ``folder``, checkpoints go there and a stopped training goes on.
@@ -114,7 +114,7 @@ class _Loop(Loop):
         super().__init__(net, data.train, config, folder)
         self.task = Task.classification(self.recipe.label_smoothing)
         torch.manual_seed(config.seed)
-        self.widths = Widths([v.candidates for v in net.space.variables])
+        self.widths = WidthDistribution([v.candidates for v in net.space.variables])
         self.architect = torch.optim.Adam(self.widths.parameters(), lr=1e-3, betas=(0.5, 0.999))
         self.gradients = PathGradients(net)
         self.held_out = list(data.val.batches(0, device=self.device))

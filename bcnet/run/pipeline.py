@@ -60,8 +60,8 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "retrain": (stages.retrain_all, "train the networks that are compared"),
     "targets": (lambda run: run_targets(run), "a slim network for every target"),
     "compare": (stages.compare, "measure and compare"),
-    "export": (stages.export, "export the slim network"),
-    "report": (stages.report, "write the report"),
+    "export": (stages.export_network, "export the slim network"),
+    "report": (stages.report_run, "write the report"),
 }
 TOGETHER = ("given", "train", "search", "race", "retrain", "targets")
 """Stages that several processes share; the others are the first one's alone."""

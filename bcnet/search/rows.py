@@ -16,7 +16,7 @@ SUM_OF_NONE = "0" * 64
 
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Width = Annotated[int, Field(ge=1, le=2**26)]
-Widths = Annotated[list[Width], Field(min_length=1, max_length=100_000)]
+WidthList = Annotated[list[Width], Field(min_length=1, max_length=100_000)]
 Costs = Annotated[dict[str, Number], Field(min_length=1)]
 Seconds = Annotated[FiniteFloat, Field(ge=0)]
 
@@ -27,7 +27,7 @@ class TrialRecord(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     number: Number
-    widths: Widths
+    widths: WidthList
     score: FiniteFloat | None
     costs: Costs
     feasible: bool

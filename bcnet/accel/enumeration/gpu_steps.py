@@ -291,7 +291,7 @@ class FusedMaker(Maker):
         return Normed(self.walker, chain, (dense, norm), (other, relu))
 
 
-def _norm(args: Mapping[str, Any]) -> kernels.Norm:
+def _norm(args: Mapping[str, Any]) -> kernels.BatchNorm:
     """A batch norm at the current units."""
     return args["weight"].read(), args["bias"].read(), args["eps"]
 

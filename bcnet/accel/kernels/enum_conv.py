@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bcnet.accel.kernels.enum_norm import INTERPRETED, Affine, Norm, affine
+from bcnet.accel.kernels.enum_norm import INTERPRETED, BatchNorm, ScaleShift, affine
 
 IMAGES, WIDTH, DEPTH = 256, 128, 64  # of a tile: images, output channels, input channels that are read at once
 STAGES = 3  # tiles of the input that are on their way at a time
@@ -273,12 +273,12 @@ def convolve(
     return out, found, size
 
 
-def norm(found: Tensor, images: int, layer: Norm) -> Affine:
+def norm(found: Tensor, images: int, layer: BatchNorm) -> ScaleShift:
     """The batch norm ``layer`` of sums as a factor and a summand, (G, columns) each."""
     return affine(found.flatten(0, 1), images, IMAGES, layer, found.shape[1], tile=(512, 8))
 
 
-def apply(sums: Tensor, affine: Affine, other: Tensor | None, relu: bool) -> Tensor:
+def apply(sums: Tensor, affine: ScaleShift, other: Tensor | None, relu: bool) -> Tensor:
     """relu(sums[g] * scale[g] + shift[g] + other), (G, rows, columns) in place."""
     count, rows, columns = sums.shape
     if not sums.is_meta:
@@ -291,7 +291,7 @@ def apply(sums: Tensor, affine: Affine, other: Tensor | None, relu: bool) -> Ten
     return sums
 
 
-def apply_pool(sums: Tensor, affine: Affine, other: Tensor | None, relu: bool, images: int) -> Tensor:
+def apply_pool(sums: Tensor, affine: ScaleShift, other: Tensor | None, relu: bool, images: int) -> Tensor:
     """As :func:`apply`, then the mean over the pixels of each image, in float32: (G, images, columns)."""
     count, rows, columns = sums.shape
     out = torch.empty(count, images, columns, device=sums.device)

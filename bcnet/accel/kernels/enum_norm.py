@@ -23,7 +23,7 @@ PROGRAMS = 1024  # that reduce side by side: several for each multiprocessor
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which multiplies no bfloat16 matrices
 
 
-Norm = tuple[Tensor, Tensor, float]  # weight, bias and eps
+BatchNorm = tuple[Tensor, Tensor, float]  # weight, bias and eps
 
 
 def configs(name: str, *choices: tuple[int, int]) -> list[triton.Config]:
@@ -179,7 +179,7 @@ def block_of(columns: int) -> int:
     return min(64, max(16, triton.next_power_of_2(columns)))
 
 
-class Affine(NamedTuple):
+class ScaleShift(NamedTuple):
     """Batch norm of running sums as a factor and a summand for each sum and channel, (G, columns) each."""
 
     scale: Tensor
@@ -187,13 +187,13 @@ class Affine(NamedTuple):
 
 
 def affine(
-    found: Tensor, images: int, per: int, norm: Norm, pixels: int = 1, tile: tuple[int, int] = (64, 16)
-) -> Affine:
+    found: Tensor, images: int, per: int, norm: BatchNorm, pixels: int = 1, tile: tuple[int, int] = (64, 16)
+) -> ScaleShift:
     """From the sums and sums of squares of chunks (chunks, 2, G, columns), each of one pixel of ``per`` images (or of
     ``per`` rows, where these count as images); ``tile`` has the chunks and columns that a program reads at once."""
     chunks, _, count, columns = found.shape
     scale = torch.empty(count, columns, device=found.device)
-    made = Affine(scale, torch.empty_like(scale))
+    made = ScaleShift(scale, torch.empty_like(scale))
     if not found.is_meta:
         weight, bias, eps = norm
         _affine_kernel[(triton.cdiv(columns, tile[1]), count)](
@@ -203,7 +203,7 @@ def affine(
     return made
 
 
-def statistics(parts: Sequence[Tensor], norm: Norm) -> Affine:
+def statistics(parts: Sequence[Tensor], norm: BatchNorm) -> ScaleShift:
     """Batch norm of the sums parts[0], parts[0] + parts[1], ... of matrices (rows, columns), each contiguous."""
     rows, columns = parts[0].shape
     block, width = 16, block_of(columns)
@@ -220,7 +220,7 @@ def statistics(parts: Sequence[Tensor], norm: Norm) -> Affine:
 
 
 def normalise(
-    parts: Sequence[Tensor], affine: Affine, other: Tensor | None, relu: bool, inplace: bool = False
+    parts: Sequence[Tensor], affine: ScaleShift, other: Tensor | None, relu: bool, inplace: bool = False
 ) -> Tensor:
     """relu((parts[0] + ... + parts[k]) * scale[k] + shift[k] + other) for every k: (K, rows, columns)."""
     rows, columns = parts[0].shape
@@ -239,7 +239,9 @@ def normalise(
     return out
 
 
-def normalise_pool(parts: Sequence[Tensor], affine: Affine, other: Tensor | None, relu: bool, images: int) -> Tensor:
+def normalise_pool(
+    parts: Sequence[Tensor], affine: ScaleShift, other: Tensor | None, relu: bool, images: int
+) -> Tensor:
     """As :func:`normalise`, then the mean over the pixels of each image, in float32: (K, images, columns)."""
     rows, columns = parts[0].shape
     out = torch.empty(len(parts), images, columns, device=parts[0].device)

@@ -5,7 +5,7 @@ whether the run was stopped in between.
 """
 
 from bcnet.run.stages.common import CHECKPOINTS
-from bcnet.run.stages.compare import compare, export, report
+from bcnet.run.stages.compare import compare, export_network, report_run
 from bcnet.run.stages.given import score_given
 from bcnet.run.stages.race import race
 from bcnet.run.stages.retrain import retrain_all, retrain_one
@@ -17,10 +17,10 @@ __all__ = [
     "CHECKPOINTS",
     "choose_known",
     "compare",
-    "export",
+    "export_network",
     "find",
     "race",
-    "report",
+    "report_run",
     "retrain_all",
     "retrain_one",
     "score_given",
