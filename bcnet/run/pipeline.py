@@ -39,9 +39,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import torch
-
 from bcnet.errors import BcnetError
+from bcnet.latency.timing import threads
 from bcnet.run import stages
 from bcnet.run.folder import RunFolder
 from bcnet.run.mending import first_loss, mend, restore_start
@@ -189,17 +188,6 @@ def _checkpoints(run: Run, names: list[str]) -> list[str]:
     """The checkpoints of these stages; those of networks that are compared have their names."""
     found = [path.name for path in run.path(stages.CHECKPOINTS).glob("*")]
     return [name for name in found if (name if name in STAGES else "retrain") in names]
-
-
-@contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """So many threads of the CPU inside; torch's own choice where it is left open."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -119,5 +119,5 @@ def get_principle(name: str) -> Principle:
     by_name = {principle.name: principle for principle in PRINCIPLES}
     if name in by_name:
         return by_name[name]
-    guess = did_you_mean(name, by_name, 3) or f"there are {', '.join(by_name)}"
+    guess = did_you_mean(name, by_name, 2) or f"there are {', '.join(by_name)}"
     raise BcnetError(f"unknown principle {name!r}: {guess}")

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from bcnet.run.session import Run
-from bcnet.training.retraining import evaluate, learnt
+from bcnet.training.retraining import Retraining, evaluate, learnt
 
 CHECKPOINTS = "checkpoints"
 
@@ -15,6 +15,18 @@ CHECKPOINTS = "checkpoints"
 def rows_of(history: list[tuple[int, float, float]]) -> list[dict[str, float]]:
     """A history as JSON."""
     return [{"epoch": epoch, "loss": loss, "rate": rate} for epoch, loss, rate in history]
+
+
+def plain_training(run: Run) -> Retraining:
+    """How the recipe trains plain networks, without a teacher."""
+    r = run.recipe
+    return Retraining(
+        optimisation=r.retrain,
+        seed=r.seed,
+        checkpoint_minutes=r.checkpoint_minutes,
+        channels_last=r.channels_last,
+        engine="plain" if r.engine == "plain" else "auto",
+    )
 
 
 def keep_network(run: Run, name: str, network: nn.Module, result: dict[str, Any]) -> None:
