@@ -81,7 +81,7 @@ class Loop(ABC):
         self.history: History = []
         self.sum, self.step = torch.zeros((), dtype=torch.float64, device=self.device), 0
         self.parts = 1
-        self._place: checkpoint.Place | None = None
+        self._place: tuple[int, int] | None = None
         self.per_epoch = len(source)
         if not self.per_epoch:
             raise BcnetError("the training set gives no batch: it is empty or smaller than one batch")
