@@ -1,28 +1,35 @@
 """Cut networks as paths of one traced network, so that the fused step trains and measures them at any widths.
 
-A path takes the first channels of every variable; the weights of a cut network are written there. No kernel is made
-for the shapes of a network: a step costs what its arithmetic costs, from the first on. Several networks train side by
-side on streams of their own, on batches and answers of the teacher that are made once and stay on the device.
+A path takes the first channels of every variable; the weights of a cut network are written there. Kernels like their
+channels in eights, so a path is as wide as the next multiple, and the channels that no network has are zero: nothing
+reads them and no gradient reaches them, so they stay zero. Several networks train side by side on streams of their
+own, on batches and answers of the teacher that are made once and stay on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import json
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
+import numpy as np
 import torch
-from channels import Cutter
-from parts import Batch, Images, NetworkSpace, Widths
-from side_by_side import WARM_UP, Restored, Sgd, Shared, Teacher, Training, loss_of
+from channels import Cutter, Kept
+from parts import Batch, Images, NetworkSpace, Widths, space_of
+from side_by_side import Restored, Sgd, Shared, Teacher, Training, loss_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bcnet.accel.fused_step import FusedEngine
 from bcnet.accel.kernels import reference
+from bcnet.space.importance import importance
 from bcnet.space.resize import selected, sliced
 from bcnet.supernet.supernet import Supernet
+from bcnet.training.reconstruction import inherited
 
 State = dict[str, Tensor]
+EIGHT = 8
 
 
 Lesson = tuple[Tensor, Tensor, Tensor | None]
@@ -73,29 +80,29 @@ class Path:
         self.total = torch.zeros((), device=device)
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.widths: Widths = space.max
-        self._state = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
+        self.own = self.widths = space.max
+        self.whole = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
 
     @torch.no_grad()
     def load(self, widths: Widths, state: State) -> None:
         """Take the weights of a network of these widths, and forget what was learnt."""
-        self.widths, self.graph = widths, None
-        units, total = self.space.units(widths), self.net.total_units
-        for name, tensor in self._state.items():
-            axes = self.space.coupling.axes.get(name)
-            place = tensor if axes is None else sliced(tensor, axes, units, total, "left")
+        if not np.array_equal(widths, self.own):
+            self.graph = None
+        self.own, self.widths = widths, np.minimum(-(-widths // EIGHT) * EIGHT, self.space.max)
+        torch._foreach_zero_([*self.whole.values(), *self.sgd.buffers, self.total])
+        for name, place in self._places():
             place.copy_(state[name])
-        torch._foreach_zero_([*self.sgd.buffers, self.total])
 
     @torch.no_grad()
     def state(self) -> State:
-        """The weights of the path, as a plain network has them."""
-        units, total = self.space.units(self.widths), self.net.total_units
-        axes = self.space.coupling.axes
-        return {
-            name: (sliced(t, axes[name], units, total, "left") if name in axes else t).detach().clone()
-            for name, t in self._state.items()
-        }
+        """The weights of the network, as a plain one has them."""
+        return {name: place.detach().clone() for name, place in self._places()}
+
+    def _places(self) -> Iterator[tuple[str, Tensor]]:
+        """Where the network has its weights."""
+        units, total, axes = self.space.units(self.own), self.net.total_units, self.space.coupling.axes
+        for name, tensor in self.whole.items():
+            yield name, sliced(tensor, axes[name], units, total, "left") if name in axes else tensor
 
     def learn(self) -> None:
         """One step, kernel by kernel."""
@@ -109,9 +116,8 @@ class Path:
 
     def record(self) -> None:
         """Turn the step into a CUDA graph; nothing that was learnt is changed by it."""
-        with Restored([*self._state.values(), *self.sgd.buffers, self.total]), torch.cuda.stream(self.stream):
-            for _ in range(WARM_UP):
-                self.learn()
+        with Restored([*self.whole.values(), *self.sgd.buffers, self.total]), torch.cuda.stream(self.stream):
+            self.learn()  # kernels are compiled, libraries set themselves up
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
@@ -203,3 +209,33 @@ def first_of(space: NetworkSpace, state: State, widths: Widths) -> State:
     """The part of such a network that is cut to ``widths``."""
     units, total, axes = space.units(widths), space.units(space.max), space.coupling.axes
     return {n: sliced(t, axes[n], units, total, "left") if n in axes else t for n, t in state.items()}
+
+
+class Maker:
+    """States of cut networks, by the channels that stay; where asked for, layers make up for the others by least
+    squares (:func:`bcnet.training.reconstruction.inherited`). Each is made once."""
+
+    def __init__(self, cutter: Cutter, images: Images):
+        device = images.test[0][0].device
+        self._model, self._space = copy.deepcopy(cutter.model).to(device), space_of(cutter.model, images)
+        self._space.model.to(device)
+        self._images = [(x.float(), y) for (x, y), _ in zip(images.train(256, 2000)(0), range(4), strict=False)]
+        self._made: dict[str, State] = {}
+
+    def __call__(self, kept: Kept, reconstruct: bool) -> State:
+        key = json.dumps([kept, reconstruct])
+        if key not in self._made:
+            units = [np.array(stay) for stay in kept]
+            widths = np.array([len(stay) for stay in kept])
+            network = inherited(self._space, self._model, widths, units, self._images if reconstruct else [])
+            self._made[key] = network.state_dict()
+        return self._made[key]
+
+
+def recut(path: Path, widths: Widths) -> State:
+    """The channels of the largest L2 norms of what a path has become."""
+    space, total = path.space, path.net.total_units
+    order = [np.argsort(-score, kind="stable") for score in importance(space, path.net, "l2")]
+    axes = space.coupling.axes
+    everything = {n: selected(t.detach(), axes[n], order, total) if n in axes else t for n, t in path.whole.items()}
+    return first_of(space, everything, widths)

@@ -108,8 +108,9 @@ def fused(args: argparse.Namespace, images: Images, training: Training, start: f
     for number, name in enumerate(args.networks):
         begun = time.perf_counter()
         end = begun + (start + args.seconds - END - begun) / (len(args.networks) - number)
-        model = network(name, args.quick)
-        together = Class(space_of(model, images), training, Lessons(images, training, None, keep=False), 1)
+        model = network(name, args.quick) if args.again is None else load_base(args.again, name, args.quick)
+        teacher = None if args.again is None else load_base(args.again, name, args.quick).to(images.test[0][0].device)
+        together = Class(space_of(model, images), training, Lessons(images, training, teacher, keep=False), 1)
         paths = together.load([(together.paths[0].widths, model.state_dict())])
         history: list[dict[str, Any]] = []
         epoch = 0
@@ -155,6 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
     parser.add_argument("--fast-norm", action="store_true", help="batch norm and activation as one kernel")
     parser.add_argument("--fused", action="store_true", help="by bcnet's fused step, one network after the other")
+    parser.add_argument("--again", type=Path, help="folder of trained networks to go on from, taught by themselves")
+    parser.add_argument("--taught", type=float, default=0.0, help="their share of the loss")
     parser.add_argument("--cudnn-benchmark", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
@@ -165,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     images = Images.synthetic(device) if args.quick else Images.cifar10(args.data, device)
     training = Training(
-        args.most_epochs, args.lr, args.batch, args.warmup, weight_decay=args.weight_decay, taught=0.0,
+        args.most_epochs, args.lr, args.batch, args.warmup, weight_decay=args.weight_decay, taught=args.taught,
         cutout=args.cutout, seed=args.seed, dtype=args.dtype, fast_norm=args.fast_norm, decay_all=True,
     )  # fmt: skip
     if args.fused:
