@@ -112,7 +112,7 @@ class _Loop(Loop):
 
     def __init__(self, net: Supernet, data: Data, config: SupernetTraining, folder: str | Path | None):
         super().__init__(net, data.train, config, folder)
-        self.task = Task.classification(self.recipe.label_smoothing)
+        self.task = Task.classification(self.optimisation.label_smoothing)
         torch.manual_seed(config.seed)
         self.widths = WidthDistribution([v.candidates for v in net.space.variables])
         self.architect = torch.optim.Adam(self.widths.parameters(), lr=1e-3, betas=(0.5, 0.999))

@@ -248,7 +248,7 @@ class _Retrainer(Loop):
         folder: str | Path | None,
     ):
         super().__init__(network, source, config, folder)
-        self.task = task or Task.classification(self.recipe.label_smoothing)
+        self.task = task or Task.classification(self.optimisation.label_smoothing)
         self.teacher = None if teacher is None else teacher.to(self.device).eval()
         if config.distillation is not None and teacher is None:
             raise BcnetError("distillation needs a teacher: give the trained full network")

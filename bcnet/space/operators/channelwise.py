@@ -112,9 +112,9 @@ _POOLS = [f"aten::{kind}{d}d" for d in (1, 2, 3) for kind in ("avg_pool", "max_p
 _MAX_POOLS = [name for d in (1, 2, 3) for name in (f"aten::max_pool{d}d_with_indices", f"aten::adaptive_max_pool{d}d")]
 
 
-@rule(*_MAX_POOLS)
+@rule("aten::adaptive_avg_pool2d", shares="channels", fuses="pool")  # the last word, as decorators go upwards
 @rule(*_POOLS, shares="channels")
-@rule("aten::adaptive_avg_pool2d", shares="channels", fuses="pool")
+@rule(*_MAX_POOLS)
 def pool(call: Call) -> Value | list[Value]:
     """As :func:`same`; a window that slides over the channels themselves (local response norm) belongs to its middle
     one."""
