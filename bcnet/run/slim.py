@@ -25,7 +25,7 @@ from bcnet.run.pipeline import forget, run_stages
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.report import report_data, write_report, write_tradeoff
 from bcnet.run.session import Run, facts
-from bcnet.run.stages import CHECKPOINTS
+from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import open_target
 from bcnet.training.retraining import learnt
 from bcnet.training.task import Task
