@@ -217,7 +217,8 @@ class Maker:
 
     def __init__(self, cutter: Cutter, images: Images):
         device = images.test[0][0].device
-        self._model, self._space = copy.deepcopy(cutter.model).to(device), space_of(cutter.model, images)
+        self._model, self._space = copy.deepcopy(cutter.model).to(device), space_of(copy.deepcopy(cutter.model), images)
+        assert self._space.own_class  # known before the model moves: it is checked with inputs that do not
         self._space.model.to(device)
         self._images = [(x.float(), y) for (x, y), _ in zip(images.train(256, 2000)(0), range(4), strict=False)]
         self._made: dict[str, State] = {}

@@ -3,9 +3,11 @@
     python benchmarks/rivals_bcnet.py --base DIR --data DIR --out OURS.json [--network NAME] [--budget 44M]
 
 Configurations are scored by their held-out loss after some steps of fine-tuning with the trained network as teacher.
-The search begins with widths that rules give (uniform, within kinds of layers, one threshold) and others near them. Its
-finalists: the log-width model's choice over all scores, and the best few scores once they are taken again on other
-training batches, which the luck of the first does not survive.
+Both searches begin with widths that rules give (uniform, within kinds of layers, one threshold) and others near them.
+``--by evolution`` goes on with bcnet's search; networks are cut as they are. ``--by neighbours`` takes a second
+generation near the best of the first; layers make up for dropped channels before they are scored, as in the networks
+that are fine-tuned in the end. Finalists: the log-width model's choice over all scores (evolution), and the best few
+scores once they are taken again on other training batches, which the luck of the first does not survive.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from channels import Cutter, fitted
 from numpy.typing import NDArray
 from parts import Images, Widths, provenance, space_of
-from paths import Class, Lessons, first_of, order_of
+from paths import Class, Lessons, Maker, State, first_of, order_of
 from rivals import budget_flops
 from rivals_base import load_base
 from side_by_side import Training
@@ -38,7 +40,8 @@ NEAR = 0.25
 """How far the first configurations lie from those that rules give: a deviation of logarithms."""
 TOP = 8
 """Best scores that are taken again, and of these the best half are finalists."""
-SETTINGS = ("groups", "evaluations", "population", "steps", "lr", "at_once", "seed", "device")
+PARENTS = 4
+SETTINGS = ("by", "groups", "evaluations", "population", "steps", "lr", "at_once", "seed", "device")
 
 
 class Scorer:
@@ -46,26 +49,36 @@ class Scorer:
 
     def __init__(self, args: argparse.Namespace, images: Images, cutter: Cutter, seed: int):
         self.args, self.images, self.cutter = args, images, cutter
-        training = Training(epochs=1, seed=seed, dtype="fp32" if args.quick else "bf16")
-        teacher = load_base(args.base, args.network, args.quick).to(args.device)
-        lessons = Lessons(images, training, teacher)
-        self.together = Class(cutter.space, training, lessons, args.at_once)
-        sorted_state = order_of(cutter, [torch.from_numpy(s) for s in importance(cutter.space, cutter.model, "l2")])
-        self.state = {name: tensor.to(args.device) for name, tensor in sorted_state.items()}
+        self.teacher = load_base(args.base, args.network, args.quick).to(args.device)
+        self.learn_from(seed)
+        self.scores = [torch.from_numpy(s) for s in importance(cutter.space, cutter.model, "l2")]
+        self.state = {name: tensor.to(args.device) for name, tensor in order_of(cutter, self.scores).items()}
+        self.maker = Maker(cutter, images) if args.by == "neighbours" else None
         self.labels = torch.cat([y for _, y in images.val])
         self.seconds = 0.0
+
+    def learn_from(self, seed: int) -> None:
+        """Heal networks by the batches of this seed from now on."""
+        training = Training(epochs=1, seed=seed, dtype="fp32" if self.args.quick else "bf16")
+        lessons = Lessons(self.images, training, self.teacher)
+        self.together = Class(self.cutter.space, training, lessons, self.args.at_once)
 
     def score_many(self, widths: Widths) -> NDArray[np.float64]:
         start, found = time.perf_counter(), []
         rows = np.atleast_2d(widths)
         for first in range(0, len(rows), self.args.at_once):
             some = rows[first : first + self.args.at_once]
-            paths = self.together.load([(row, first_of(self.cutter.space, self.state, row)) for row in some])
+            paths = self.together.load([(row, self._made(row)) for row in some])
             self.together.heal(paths, self.args.steps, self.args.lr)
             losses = [functional.cross_entropy(p.logits(self.images.val, True), self.labels) for p in paths]
             found += [-float(loss) for loss in losses]
         self.seconds += time.perf_counter() - start
         return np.array(found)
+
+    def _made(self, widths: Widths) -> State:
+        if self.maker is None:
+            return first_of(self.cutter.space, self.state, widths)
+        return self.maker(self.cutter.best(widths, self.scores), True)
 
     def score(self, widths: Widths) -> float:
         return float(self.score_many(widths)[0])
@@ -94,6 +107,27 @@ def near(
     return constraints.fill(space.floor(np.maximum(np.stack(found), space.min)), rng)
 
 
+def neighbours(
+    args: argparse.Namespace, constraints: Constraints, cutter: Cutter, first: Widths, scorer: Scorer
+) -> list[tuple[Widths, float]]:
+    """All configurations with their scores, best first: a generation near the best of ``first``, until time is over."""
+    end = time.perf_counter() + args.seconds
+    rng = np.random.default_rng([args.seed, 31])
+    found: list[tuple[Widths, float]] = []
+
+    def score(rows: Widths, until: float) -> None:
+        for start in range(0, len(rows), args.at_once):
+            if time.perf_counter() > until:
+                return
+            some = rows[start : start + args.at_once]
+            found.extend(zip(some, scorer.score_many(some).tolist(), strict=True))
+            found.sort(key=lambda pair: -pair[1])
+
+    score(first, end - args.seconds / 2)
+    score(near(constraints, cutter, [w for w, _ in found[:PARENTS]], args.evaluations, rng), end)
+    return found
+
+
 def propose(args: argparse.Namespace, images: Images) -> tuple[dict[str, Any], dict[str, Any]]:
     """The plan's entries, and what there is to say about them."""
     start = time.perf_counter()
@@ -104,32 +138,40 @@ def propose(args: argparse.Namespace, images: Images) -> tuple[dict[str, Any], d
     space = trace(model, example, groups=args.groups, check=False)
     constraints = Constraints(space, space.costs, [f"flops={flops:.0f}"])
     known = rules(constraints, cutter, images)
-    scorer, again = (Scorer(args, images, cutter, 3000 + args.seed + more) for more in (0, 1))
+    scorer = Scorer(args, images, cutter, 3000 + args.seed)
     rng = np.random.default_rng([args.seed, 30])
     rows = constraints.fill(space.floor(np.stack(list(known.values()))), rng)
     others = near(constraints, cutter, list(known.values()), args.population - len(rows), rng)
-    config = SearchConfig(choose="log-width", evaluations=args.evaluations, population=args.population, seed=args.seed)
-    first = np.unique(np.concatenate([rows, others]), axis=0)
-    result = search(space, scorer, constraints.budgets, config=config, initial=first)
-    trials = sorted((t for t in result.trials if t.feasible and t.score is not None), key=lambda t: -(t.score or 0.0))
-    top = np.array([t.widths for t in trials[:TOP]])
-    second = again.score_many(top)
-    order = np.argsort(-(second + np.array([t.score for t in trials[:TOP]])), kind="stable")
-    assert result.best is not None
-    chosen = {"search": np.array(result.best.widths)} | {
-        f"best-{i + 1}": top[o] for i, o in enumerate(order[: TOP // 2])
-    }
+    first = np.concatenate([rows, others])
+    chosen: dict[str, Widths] = {}
+    if args.by == "neighbours":
+        trials = neighbours(args, constraints, cutter, first, scorer)
+    else:
+        config = SearchConfig(
+            choose="log-width", evaluations=args.evaluations, population=args.population, seed=args.seed
+        )
+        result = search(space, scorer, constraints.budgets, config=config, initial=np.unique(first, axis=0))
+        scored = [(np.array(t.widths), t.score) for t in result.trials if t.feasible and t.score is not None]
+        trials = sorted(scored, key=lambda pair: -pair[1])
+        assert result.best is not None
+        chosen["search"] = np.array(result.best.widths)
+    top = np.array([widths for widths, _ in trials[:TOP]])
+    scorer.learn_from(3001 + args.seed)
+    second = scorer.score_many(top)
+    order = np.argsort(-(second + np.array([score for _, score in trials[:TOP]])), kind="stable")
+    short = "near" if args.by == "neighbours" else "best"
+    chosen |= {f"{short}-{i + 1}": top[number] for i, number in enumerate(order[: TOP // 2])}
     seconds = time.perf_counter() - start
     entries = {
         f"bcnet-{name}": {"widths": widths.tolist(), "seconds": seconds, "flops": cutter.flops(widths)}
-        for name, widths in {**{n: w for n, w in known.items() if n != "uniform"}, **chosen}.items()
+        for name, widths in chosen.items()
     }
     facts = {
         "seconds": seconds,
-        "scoring_seconds": scorer.seconds + again.seconds,
-        "trials": [{"widths": list(t.widths), "loss": -(t.score or 0.0)} for t in trials],
+        "scoring_seconds": scorer.seconds,
+        "rules": {name: widths.tolist() for name, widths in known.items()},
+        "trials": [{"widths": widths.tolist(), "loss": -score} for widths, score in trials],
         "again": (-second).tolist(),
-        "rules": {name: -scorer.score(widths) for name, widths in known.items()},
     }
     return entries, facts
 
@@ -141,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--network", default="mobilenetv2_cifar")
     parser.add_argument("--budget", default="44M")
+    parser.add_argument("--by", choices=["evolution", "neighbours"], default="neighbours")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for neighbours")
     parser.add_argument("--groups", type=int, default=24)
     parser.add_argument("--evaluations", type=int, default=150)
     parser.add_argument("--population", type=int, default=30)
@@ -158,7 +202,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     about = {"provenance": provenance(args.device), "settings": settings, **facts}
     args.out.write_text(json.dumps({args.network: {args.budget: entries}, "facts": about}) + "\n")
     print({name: entry["flops"] for name, entry in entries.items()}, f"{facts['seconds']:.1f} s", flush=True)
-    print({name: round(loss, 4) for name, loss in facts["rules"].items()}, flush=True)
     print([round(t["loss"], 4) for t in facts["trials"][:TOP]], np.round(facts["again"], 4).tolist(), flush=True)
 
 
