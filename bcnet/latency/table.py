@@ -26,13 +26,11 @@ from bcnet.space.axis import Size
 from bcnet.space.counting import product
 from bcnet.space.network import NetworkSpace
 from bcnet.space.operators.table import bind
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 
 FORMAT_VERSION = 1
 GRID = 4
 FITTED, CHECKED = 10, 4
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from bcnet.errors import BcnetError
-
-Floats = NDArray[np.float64]
+from bcnet.space.widths import Floats
 
 _PENDING = 256
 """Steps whose losses may stay on the device, so that logging does not make the host wait for it."""
