@@ -94,7 +94,7 @@ _DIGITS: _Size = ((1, 8, 8), 10)
 _CLUTTERED: _Size = ((1, 24, 24), 10)
 
 # name, family, plan, size, FLOPs, parameters; tests/models/test_zoo.py measures the figures on built networks.
-_TABLE: tuple[tuple[str, str, plans.Plan, _Size, int, int], ...] = (
+_TABLE: tuple[tuple[str, str, plans.NetworkPlan, _Size, int, int], ...] = (
     ("digits_cnn", "digits_cnn", plans.DIGITS, _DIGITS, 2_331_904, 51_978),
     ("cluttered_cnn", "digits_cnn", plans.CLUTTERED, _CLUTTERED, 3_412_032, 92_578),
     ("channel_bench_mobilenet", "channel_bench", plans.CHANNEL_BENCH_MOBILENET, _CIFAR, 211_281_920, 1_804_170),
