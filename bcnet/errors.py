@@ -17,3 +17,8 @@ def did_you_mean(name: object, known: Iterable[str], most: int = 1) -> str:
     by_lower = {key.lower(): key for key in known}
     near = difflib.get_close_matches(str(name).lower()[:80], by_lower, most, 0.5)
     return f"did you mean {' or '.join(repr(by_lower[key]) for key in near)}?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error of another package says, or its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

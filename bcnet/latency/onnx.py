@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 
 
 class OnnxNetwork(nn.Module):
@@ -52,7 +52,7 @@ def write_onnx(
                 return OnnxNetwork(path).any_batch
             except Exception as error:  # the network's own code may tie it to a batch size: torch has no one class
                 failure = error
-    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+    reason = first_line(failure)
     raise BcnetError(f"torch cannot write this network as ONNX ({reason}): export it as pt2") from failure
 
 

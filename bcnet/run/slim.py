@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import from_loaders
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.models.load import LoadedModel
 from bcnet.report import words
 from bcnet.run.fingerprint import WORDS, changed
@@ -230,7 +230,7 @@ def _source(model: nn.Module, example: Tensor, device: torch.device, task: Task 
         try:
             output = own.eval()(inputs)
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            reason = first_line(error)
             raise BcnetError(f"the model does not run on the example: {reason}") from error
     logits = isinstance(output, Tensor) and output.ndim == 2
     shape: Any = tuple(inputs.shape[1:])

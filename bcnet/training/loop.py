@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import Source
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.training import checkpoint, distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.optim import Average, Optimisation, make_optimizer, set_rate
@@ -193,7 +193,7 @@ class Loop(ABC):
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, BcnetError) or (isinstance(error, RuntimeError) and out_of_memory(error)):
                 raise
-            cause = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            cause = first_line(error)
             form = f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
             raise BcnetError(f"the first training step, on inputs of {form}, fails: {cause}") from error
 
