@@ -255,13 +255,13 @@ class _Retrainer(Loop):
         fast: FastStep | None = None,
     ):
         super().__init__(network, source, config, folder)
-        self.task = task or Task.classification(self.recipe.label_smoothing)
+        self.task = task or Task.classification(self.optimisation.label_smoothing)
         self.teacher = None if teacher is None else teacher.to(self.device).eval()
         if config.distillation is not None and teacher is None:
             raise BcnetError("distillation needs a teacher: give the trained full network")
         record = config.engine == "auto" and self.device.type == "cuda" and distributed.world()[1] == 1
         self.recorded = CudaGraphStep(self._run, network) if record else None
-        self._untried = fast if config.engine == "auto" and self.recipe.bf16 else None
+        self._untried = fast if config.engine == "auto" and self.optimisation.bf16 else None
         self._fast: Step | None = None
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bcnet.accel import plain_step
 from bcnet.run.session import Run
-from bcnet.training.retraining import FastStep, Step, evaluate, learnt
+from bcnet.training.retraining import FastStep, Retraining, Step, evaluate, learnt
 
 CHECKPOINTS = "checkpoints"
 
@@ -33,6 +33,18 @@ def fast_step(run: Run) -> FastStep | None:
         return step
 
     return make
+
+
+def plain_training(run: Run) -> Retraining:
+    """How the recipe trains plain networks, without a teacher."""
+    r = run.recipe
+    return Retraining(
+        optimisation=r.retrain,
+        seed=r.seed,
+        checkpoint_minutes=r.checkpoint_minutes,
+        channels_last=r.channels_last,
+        engine="plain" if r.engine == "plain" else "auto",
+    )
 
 
 def keep_network(run: Run, name: str, network: nn.Module, result: dict[str, Any]) -> None:

@@ -80,9 +80,10 @@ def find(run: Run) -> None:
 
 
 def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, start: float) -> None:
+    nothing: dict[str, Any] = {"evaluations": 0, "hits": 0, "prior": None, "log_width": None, "reference": {}}
     how = {"ranked_by": ranked_by, "scored_by": run.recipe.scorer}
     run.remove(DOUBT)
-    run.write("search", {**found, **how, "notes": notes, "seconds": time.monotonic() - start})
+    run.write("search", {**nothing, **found, **how, "notes": notes, "seconds": time.monotonic() - start})
 
 
 def _trusted_measure(
@@ -120,8 +121,7 @@ def _choose(run: Run, name: str, notes: list[str], start: float) -> None:
     widths = configuration(run, name)
     best = Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
     _store_trials(run, name, [best])
-    found = {"best": best.to_dict(), "front": [], "evaluations": 0, "hits": 0, "prior": None, "log_width": None}
-    _write(run, {**found, "reference": {}}, notes, run.recipe.rank_by, start)
+    _write(run, {"best": best.to_dict(), "front": []}, notes, run.recipe.rank_by, start)
 
 
 def _store_trials(run: Run, how: str, trials: Sequence[Trial]) -> None:
@@ -160,15 +160,8 @@ def choose_known(run: Run, trials: Sequence[Trial]) -> None:
     model, best = best_by_model(run, run.constraints, own)
     name = run.constraints.budgets[0].name
     _store_trials(run, "picked", own)
-    found = {
-        "best": best.to_dict(),
-        "front": [trial.to_dict() for trial in front_of(own, name)],
-        "evaluations": 0,
-        "hits": 0,
-        "prior": None,
-        "log_width": model.to_dict(),
-        "reference": {},
-    }
+    front = [trial.to_dict() for trial in front_of(own, name)]
+    found = {"best": best.to_dict(), "front": front, "log_width": model.to_dict()}
     note = f"chosen from {len(own):,} scores of the run's other searches, by the log-width model over them"
     _write(run, found, [note], run.recipe.rank_by, start)
 
