@@ -52,7 +52,7 @@ def slots(capture: Capture, coupling: Coupling) -> tuple[Slot, ...]:
         entry = find(node.target) if node.op == "call_function" else None
         if entry is not None and entry.sizes is not None:
             for name, item, full, size in entry.sizes(Site(node, coupling)):
-                if size.terms or full < 0:
+                if isinstance(full, int) and (size.terms or full < 0):  # else it depends on the batch
                     found.append(Slot(node, name, item, full, size))
     return tuple(found)
 

@@ -149,6 +149,23 @@ class Twice(Block):
         return self.layer(F.relu(self.layer(x)))
 
 
+class DoubledBatch(Block):
+    """A batch run together with its mirror image and parted again, in the three ways torch has."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer, self.outputs, self.way = nn.Conv2d(inputs, width, 3, padding=1), width, groups % 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, both = len(x), self.layer(torch.cat([x, x.flip(3)]))
+        if self.way == 0:
+            first, second = both.split([n, n])
+        elif self.way == 1:
+            first, second = both.narrow(0, 0, n), both.narrow(0, n, n)
+        else:
+            first, second = both[:n], both[n:]
+        return first * second
+
+
 class SqueezeExcite(Block):
     def make(self, inputs: int, width: int, groups: int) -> None:
         self.reduce, self.expand = nn.Conv2d(inputs, width, 1), nn.Conv2d(width, inputs, 1)
@@ -189,8 +206,8 @@ class ChannelAttention(Block):
 
 
 BLOCKS: list[type[Block]] = [
-    Conv, Normed, Grouped, Depthwise, Transposed, Shuffle, Residual, Dense, Split, Twice, SqueezeExcite, GroupNormed,
-    LayerNormed, ChannelAttention,
+    Conv, Normed, Grouped, Depthwise, Transposed, Shuffle, Residual, Dense, Split, Twice, DoubledBatch,
+    SqueezeExcite, GroupNormed, LayerNormed, ChannelAttention,
 ]  # fmt: skip
 DRAWN = st.lists(
     st.tuples(st.sampled_from(BLOCKS), st.sampled_from([4, 6, 8, 12]), st.sampled_from([2, 3, 4, 8])),

@@ -105,6 +105,8 @@ def _slice_sizes(site: Site) -> Iterator[Hole]:
     length = site.full(site.of(source)[axis])
     if name_of(site.node.target) == "aten::narrow":
         start, n = args["start"], args["length"]
+        if not (isinstance(start, int) and isinstance(n, int)):  # a part of the batch
+            return
         yield "start", None, start, site.before(source, axis, start)
         yield "length", None, n, site.before(source, axis, start + n) - site.before(source, axis, start)
         return
