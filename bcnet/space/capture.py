@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 import operator
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError
 from bcnet.space.outputs import logits
+from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
 from bcnet.space.tidy import inline, keep_saved, spell_out
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -35,7 +35,7 @@ class Capture:
     placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, ``given`` what
     the network was called with, and ``dynamic`` says whether the graph takes other batch sizes too. ``output``
     is how the outputs are put together; ``adapted`` says that they are only what an adapter picks of them.
-    ``parts`` are graphs within the graph.
+    ``parts`` are graphs within the graph, ``plain`` the names of buffers that the network keeps as plain attributes.
     """
 
     graph: fx.Graph
@@ -48,6 +48,7 @@ class Capture:
     output: TreeSpec
     adapted: bool = False
     parts: Mapping[str, nn.Module] = field(default_factory=dict)
+    plain: tuple[str, ...] = ()
 
     @property
     def used(self) -> set[str]:
@@ -58,6 +59,12 @@ class Capture:
                 reached.update(node.all_input_nodes)
         return {self.state_of[node.name] for node in reached if node.name in self.state_of}
 
+    def with_constants(self, tensors: Mapping[str, Tensor]) -> Capture:
+        """The graph with these tensors of its state as constants."""
+        held = {node: tensors[name] for node, name in self.state_of.items() if name in tensors}
+        left = {node: name for node, name in self.state_of.items() if node not in held}
+        return replace(self, state_of=left, constants=self.constants | held)
+
 
 def capture(
     model: nn.Module, example: Example, *, training: bool = False, output: Callable[[Any], Any] | None = None
@@ -65,16 +72,21 @@ def capture(
     """Export ``model``, in evaluation mode by default, on ``example`` (see :func:`arguments`)."""
     given = checked(model, example)
     ran = duplicate(model).train(training)
+    before = plain_tensors(ran)
     result = _run(ran, given)
+    plain = tuple(name for name, tensor in plain_tensors(ran).items() if tensor is before.get(name))
     foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
     adapt = output if output is not None else logits if foreign else None
 
     def fresh() -> nn.Module:
         """A copy that has not run yet, so that it holds nothing of an earlier batch."""
         network = _with_constants(duplicate(model).train(training), ran)
+        for name, tensor in plain_tensors(network).items():
+            if name in plain:
+                keep_as_buffer(network, name, tensor)
         if adapt is not None:
-            plain = network.forward
-            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))
+            forward = network.forward
+            network.forward = lambda *args, **kwargs: adapt(forward(*args, **kwargs))
         return network
 
     program, given, dynamic = _captured(fresh, given)
@@ -101,6 +113,7 @@ def capture(
         program.call_spec.out_spec,
         adapt is not None,
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
+        plain,
     )
 
 
@@ -111,8 +124,8 @@ def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.e
             program = _export(fresh(), tried, dynamic=True)
             if not _frozen(program):
                 return program, tried, True
+    network = fresh()
     try:
-        network = fresh()
         program = _export(network, given, dynamic=False)
     except Exception as error:
         raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {_cause(error)}") from error
@@ -257,13 +270,6 @@ def checked(model: nn.Module, example: Example) -> Arguments:
     if tensors[0].shape[0] == 1:
         return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)
     return given
-
-
-def duplicate(model: nn.Module) -> nn.Module:
-    """A copy of a model, also of one that keeps tensors it computed (old-style weight norm does)."""
-    kept = [value for module in model.modules() for value in vars(module).values()]
-    memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
-    return copy.deepcopy(model, memo)
 
 
 def _with_constants(network: nn.Module, ran: nn.Module) -> nn.Module:

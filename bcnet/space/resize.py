@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from bcnet.space.axis import Axis, Size
-from bcnet.space.capture import duplicate
 from bcnet.space.rewrite import Slot
+from bcnet.space.state import duplicate, keep_as_buffer, state_of
 
 Axes = Mapping[str, tuple[Axis, ...]]
 
@@ -64,8 +64,7 @@ def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], un
     """A copy of ``template`` with empty parameters and the attributes of ``units`` (not yet initialised)."""
     network = duplicate(template)
     tied: dict[int, nn.Parameter | Tensor] = {}
-    parameters = network.named_parameters(remove_duplicate=False)
-    for name, old in [*parameters, *network.named_buffers(remove_duplicate=False)]:
+    for name, old in state_of(network, axes).items():
         if name in axes:
             if id(old) not in tied:
                 new = torch.empty(shape_at(axes[name], units), dtype=old.dtype, device=old.device)
@@ -79,12 +78,11 @@ def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], un
 
 
 def _replace(network: nn.Module, name: str, tensor: Tensor) -> None:
-    path, _, leaf = name.rpartition(".")
-    module = network.get_submodule(path)
     if isinstance(tensor, nn.Parameter):
-        module._parameters[leaf] = tensor
+        path, _, leaf = name.rpartition(".")
+        network.get_submodule(path)._parameters[leaf] = tensor
     else:
-        module._buffers[leaf] = tensor
+        keep_as_buffer(network, name, tensor)
 
 
 # Names under which a layer keeps its weight: plain, with weight norm, with spectral norm, old and parametrised.
@@ -181,10 +179,9 @@ def _matching(
 
 
 @torch.no_grad()
-def draw(network: nn.Module, source: nn.Module, axes: Axes, units: Sequence[int]) -> None:
+def draw(network: nn.Module, original: Mapping[str, Tensor], axes: Axes, units: Sequence[int]) -> None:
     """Fresh weights as the user's own layers draw them (``reset_parameters``); what no layer draws
     (a bare parameter such as layer scale) takes the original's values."""
-    original = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if name in original:
             values = tiled(original[name], axes[name], units) if name in axes else original[name]

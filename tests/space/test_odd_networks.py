@@ -11,6 +11,7 @@ from held import (
     assert_full_width_is_the_original,
     assert_paths_are_builds,
     assert_slices_are_zeros,
+    assert_weights_are_drawn,
     some_widths,
     tensors,
 )
@@ -31,10 +32,7 @@ MASK = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().m
 # (variable, full width, unit), and the layers that keep their width with the reason; the head, an output, is left out.
 OUTPUT = ("head", "it is the network's output")
 EXPECTED = {
-    "Constants": (
-        [("stem.0", 12, 1), ("outer.0", 12, 1)],
-        [("inner.0", "mul_1 joins it with something of fixed size")],
-    ),
+    "Constants": ([("stem.0", 12, 1), ("inner.0", 10, 1), ("outer.0", 12, 1)], []),
     "WeightNorm": ([("stem.0", 12, 1), ("old", 10, 1), ("new", 12, 1)], []),
     "SpectralNorm": ([("stem.0", 12, 1), ("old", 10, 1), ("new", 12, 1)], []),
     "Squeezed": ([("stem.0", 12, 1)], []),
@@ -92,6 +90,12 @@ def test_variables_and_what_is_fixed(name: str) -> None:
 def test_counts_are_those_of_torch(name: str) -> None:
     space = traced(name)[1]
     assert_counts(space, [w.clip(2) for w in some_widths(space)])  # an einsum over one channel is no product to torch
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_fresh_weights_are_drawn(name: str) -> None:
+    space = traced(name)[1]
+    assert_weights_are_drawn(space, some_widths(space)[1])
 
 
 @pytest.mark.parametrize("name", ODD)
