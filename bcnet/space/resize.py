@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from bcnet.space.axis import Axis, Size
+from bcnet.space.axis import Axis, Numbers, Size
 from bcnet.space.rewrite import Slot
 from bcnet.space.state import duplicate, keep_as_buffer, state_of
 
@@ -35,7 +35,16 @@ def sliced(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int], total: Se
             continue
         parts = [tensor.narrow(dim, start, length) for start, length in pieces]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    counted = axes[0].numbers if axes else None
+    if counted is not None:
+        stays = [np.arange(start, start + n) for start, n in counted.axis.pieces(units, total, side)]
+        tensor = _renumbered(tensor, np.concatenate(stays))
     return tensor
+
+
+def _renumbered(numbers: Tensor, stays: np.ndarray) -> Tensor:
+    """Numbers of channels where only the channels ``stays`` (ascending) are left."""
+    return torch.searchsorted(torch.from_numpy(stays).to(numbers.device), numbers.contiguous()).to(numbers.dtype)
 
 
 def selected(tensor: Tensor, axes: Sequence[Axis], kept: Sequence[np.ndarray], total: Sequence[int]) -> Tensor:
@@ -43,7 +52,8 @@ def selected(tensor: Tensor, axes: Sequence[Axis], kept: Sequence[np.ndarray], t
     for dim, axis in enumerate(axes):
         if axis.variables:
             tensor = tensor.index_select(dim, torch.from_numpy(axis.indices(kept, total)).to(tensor.device))
-    return tensor
+    counted = axes[0].numbers if axes else None
+    return tensor if counted is None else _renumbered(tensor, counted.axis.indices(kept, total))
 
 
 def shape_at(axes: Sequence[Axis], units: Sequence[int]) -> tuple[int, ...]:
@@ -52,12 +62,30 @@ def shape_at(axes: Sequence[Axis], units: Sequence[int]) -> tuple[int, ...]:
 
 def tiled(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int]) -> Tensor:
     """A tensor of the shape at ``units`` filled with the full one's values, repeated where it grows."""
+    if axes and axes[0].numbers is not None:
+        grown = [max(n, full) for n, full in zip(units, axes[0].numbers.full, strict=True)]
+        return sliced(_grown(tensor, axes[0], axes[0].numbers, grown), axes, units, grown, "left")
     for dim, axis in enumerate(axes):
         if axis.variables:
             n = axis.size.at(units)
             index = torch.arange(n, device=tensor.device) % tensor.shape[dim]
             tensor = tensor.index_select(dim, index)
     return tensor
+
+
+def _grown(tensor: Tensor, axis: Axis, numbers: Numbers, units: Sequence[int]) -> Tensor:
+    """Numbers of channels at ``units`` of at least the original's; a new unit counts its own channels."""
+    full = [np.arange(n) for n in numbers.full]
+    segment, unit = axis.places(units).T
+    place: dict[tuple[int | None, int], list[int]] = {}
+    for number, (s, u) in enumerate(numbers.axis.places(units).tolist()):
+        place.setdefault((numbers.axis.segments[s].variable, u), []).append(number)
+    found = np.full(len(unit), -1)
+    found[axis.indices(full, units)] = numbers.axis.indices(full, units)[tensor.cpu().numpy()]
+    for i in np.flatnonzero(found < 0).tolist():
+        choices = place[axis.segments[segment[i]].variable, int(unit[i])]
+        found[i] = choices[int(((segment[:i] == segment[i]) & (unit[:i] == unit[i])).sum()) % len(choices)]
+    return torch.from_numpy(found).to(tensor)
 
 
 def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], units: Sequence[int]) -> nn.Module:

@@ -171,6 +171,21 @@ class PlainTensor(Block):
         return x * self.scale
 
 
+class Reordered(Block):
+    """Channels in the order of a buffer or of a plain tensor, all of them or the half of them."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        order = torch.randperm(inputs, generator=torch.Generator().manual_seed(width))
+        if groups == 2:
+            self.register_buffer("order", order)
+        else:
+            self.order = order[: max(1, inputs // 2)] if groups == 3 else order
+        self.outputs, self.selects = len(self.order), groups == 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.index_select(1, self.order) if self.selects else x[:, self.order]
+
+
 class DoubledBatch(Block):
     """A batch run together with its mirror image and parted again, in the three ways torch has."""
 
@@ -229,7 +244,7 @@ class ChannelAttention(Block):
 
 BLOCKS: list[type[Block]] = [
     Conv, Normed, Grouped, Depthwise, Transposed, Shuffle, Residual, Dense, Split, Twice, TwoNames,
-    PlainTensor, DoubledBatch, SqueezeExcite, GroupNormed, LayerNormed, ChannelAttention,
+    PlainTensor, Reordered, DoubledBatch, SqueezeExcite, GroupNormed, LayerNormed, ChannelAttention,
 ]  # fmt: skip
 DRAWN = st.lists(
     st.tuples(st.sampled_from(BLOCKS), st.sampled_from([4, 6, 8, 12]), st.sampled_from([2, 3, 4, 8])),
@@ -255,7 +270,8 @@ class Network(nn.Module):
 
 def random_networks(test: Callable[..., None]) -> Any:
     quick = settings(max_examples=22, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    seldom = [[(kind, 8, groups) for kind in (TwoNames, DoubledBatch, PlainTensor)] for groups in (2, 3, 4)]
+    kinds = TwoNames, DoubledBatch, PlainTensor, Reordered, Grouped, Reordered
+    seldom = [[(kind, 8, groups) for kind in kinds] for groups in (2, 3, 4)]
     for blocks in seldom:
         test = example(blocks)(test)
     return quick(given(DRAWN)(test))
