@@ -89,6 +89,8 @@ def rewrite(
                 with graph.inserting_before(new[node]):
                     value = fill(graph, slot)
                 _set(new[node], slot, value)
+            if node.target is torch.ops.aten.view.default:  # a slice of a weight need not be contiguous
+                new[node].target = torch.ops.aten.reshape.default
     return graph
 
 
