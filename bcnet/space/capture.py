@@ -8,7 +8,7 @@ import logging
 import operator
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -119,17 +119,38 @@ def capture(
 
 def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.export.ExportedProgram, Arguments, bool]:
     """The exported network, what it was exported on, and whether it takes any batch size."""
-    for tried in (given, one_more(given)):  # a network that remembers a batch size takes that for a fixed one
+    more = one_more(given)
+    frozen: list[torch.export.ExportedProgram] = []
+    for tried in (given, more):  # a network that remembers a batch size takes that for a fixed one
         with contextlib.suppress(Exception):  # any failure is tried with fixed sizes, and that one is reported
             program = _export(fresh(), tried, dynamic=True)
             if not _frozen(program):
                 return program, tried, True
-    network = fresh()
+            frozen.append(program)
+    if len(frozen) < 2:
+        network = fresh()
+        try:
+            frozen = [_export(network, given, dynamic=False)]
+        except Exception as error:
+            raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {_cause(error)}") from error
+        with contextlib.suppress(Exception):  # a network that takes no other batch size keeps the one it has
+            frozen.append(_export(fresh(), more, dynamic=False))
+    return frozen[0], given, len(frozen) == 2 and _free_batch(frozen[0], frozen[1], given)
+
+
+def used_in_training(model: nn.Module, example: Example, names: Iterable[str]) -> bool:
+    """Whether the training mode reads one of these parameters; what cannot be run is taken to."""
+    args, kwargs = checked(model, example)
+    network = duplicate(model).train()
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    wanted = [parameters[n].requires_grad_() for n in names if n in parameters and parameters[n].is_floating_point()]
     try:
-        program = _export(network, given, dynamic=False)
-    except Exception as error:
-        raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {_cause(error)}") from error
-    return program, given, _free_batch(program, fresh, given)
+        with torch.enable_grad(), torch.random.fork_rng(devices={p.device for p in wanted if p.is_cuda}):
+            outputs = [t.sum() for t in tensors_in(network(*args, **kwargs)) if t.requires_grad]
+            found = torch.autograd.grad(torch.stack(outputs).sum(), wanted, allow_unused=True)
+    except Exception:  # then torch.export says why
+        return True
+    return any(gradient is not None for gradient in found)
 
 
 def one_more(given: Arguments) -> Arguments:
@@ -150,16 +171,12 @@ def _frozen(program: torch.export.ExportedProgram) -> bool:
     return not any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes)
 
 
-def _free_batch(program: torch.export.ExportedProgram, fresh: Callable[[], nn.Module], given: Arguments) -> bool:
+def _free_batch(program: torch.export.ExportedProgram, other: torch.export.ExportedProgram, given: Arguments) -> bool:
     """Free a graph of the batch size it was frozen at, and say whether that could be done.
 
     Its twin for one image more shows which numbers depend on the batch: ``a + b * batch`` takes their place.
     """
-    batch = tensors_in(given)[0].shape[0]
-    try:
-        twin = _export(fresh(), one_more(given), dynamic=False).graph
-    except Exception:  # a network that takes no other batch size keeps the one it has
-        return False
+    batch, twin = tensors_in(given)[0].shape[0], other.graph
     pairs = list(zip(program.graph.nodes, twin.nodes, strict=False))
     if len(twin.nodes) != len(program.graph.nodes) or any(a.target != b.target for a, b in pairs if a.op != "output"):
         return False

@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
-from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in
+from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in, used_in_training
 from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
@@ -60,7 +60,8 @@ def trace(
     graph = capture(model, example, output=output)
     state = state_of(model, graph.plain)
     used = {id(state[name]) for name in graph.used}
-    unused = any(p.dim() and id(p) not in used for p in state.values())
+    unread = [name for name, p in state.items() if p.dim() and id(p) not in used]
+    unused = bool(unread) and used_in_training(model, example, unread)
     training = None
     if unused:  # a layer for training only; what cannot be captured there stays as it is
         with contextlib.suppress(BcnetError):
