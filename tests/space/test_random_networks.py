@@ -183,7 +183,7 @@ class Reordered(Block):
         self.outputs, self.selects = len(self.order), groups == 8
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.index_select(1, self.order) if self.selects else x[:, self.order]
+        return x.index_select(1, self.order.detach()) if self.selects else x[:, self.order]
 
 
 class DoubledBatch(Block):

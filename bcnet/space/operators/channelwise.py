@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -77,11 +78,11 @@ def copy(call: Call) -> Value:
 
 
 _SAME = """softmax _softmax log_softmax dropout dropout_ feature_dropout alpha_dropout feature_alpha_dropout
-native_dropout contiguous clone detach alias lift_fresh_copy lift_fresh to _to_copy type_as cumsum zeros_like ones_like
-rand_like randn_like empty_like full_like bernoulli bernoulli_ normalize lp_pool1d lp_pool2d lp_pool3d
+native_dropout type_as cumsum zeros_like ones_like rand_like randn_like empty_like full_like bernoulli bernoulli_
+normalize lp_pool1d lp_pool2d lp_pool3d
 upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d
 _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
-_upsample_nearest_exact3d upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_ detach_ fill_ zero_ float
+_upsample_nearest_exact3d upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_ fill_ zero_ float
 half bfloat16 double rot90 real imag triu tril"""
 
 
@@ -90,6 +91,16 @@ def same(call: Call) -> Value | list[Value]:
     """Channels pass through untouched; extents of other axes may change."""
     x = call.values()[0]
     return [call.carry(x, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(x)
+
+
+_COPIES = "contiguous clone detach detach_ alias lift_fresh_copy lift_fresh to _to_copy"
+
+
+@rule(*(f"aten::{name}" for name in _COPIES.split()))
+def copied(call: Call) -> Value:
+    """The tensor itself, numbers of channels included."""
+    x = call.values()[0]
+    return replace(call.carry(x), numbers=x.numbers)
 
 
 @rule("aten::max_unpool2d", "aten::max_unpool3d")
