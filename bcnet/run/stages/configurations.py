@@ -57,10 +57,8 @@ def finalists(run: Run) -> dict[str, list[int]]:
     scored = [list(trial.widths) for trial in sorted(trials, key=lambda t: -(t.score or 0.0))[: 1 + NEXT_BEST]]
     rules = rules_of_thumb(run)
     proposed = {"search": list(run.read("search")["best"]["widths"])}
-    proposed |= {"best-score": widths for widths in scored[:1]}
-    proposed |= dict(list(rules.items())[:2])
-    proposed |= {f"score-{number}": widths for number, widths in enumerate(scored[1:], 2)}
-    proposed |= rules
+    named = {"best-score" if n == 1 else f"score-{n}": widths for n, widths in enumerate(scored, 1)}
+    proposed |= {**dict(list(named.items())[:1]), **dict(list(rules.items())[:2]), **named, **rules}
     different: dict[tuple[int, ...], str] = {}
     for name, widths in proposed.items():
         different.setdefault(tuple(widths), name)

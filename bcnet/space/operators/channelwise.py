@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -83,13 +84,12 @@ def copy(call: Call) -> Value:
     return call.together("self", "src")
 
 
-_SAME = """softmax _softmax log_softmax alpha_dropout feature_alpha_dropout native_dropout alias lift_fresh_copy
-lift_fresh to _to_copy type_as cumsum zeros_like ones_like rand_like randn_like empty_like full_like bernoulli
+_SAME = """softmax _softmax log_softmax alpha_dropout feature_alpha_dropout native_dropout type_as cumsum zeros_like ones_like rand_like randn_like empty_like full_like bernoulli
 bernoulli_ normalize lp_pool1d lp_pool2d lp_pool3d upsample_linear1d upsample_bicubic2d _upsample_bilinear2d_aa
 _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_ fill_ zero_ float half bfloat16 double rot90 real imag
 triu tril"""
-_SAME_SHARED = """feature_dropout contiguous clone detach upsample_nearest1d upsample_nearest2d upsample_nearest3d
+_SAME_SHARED = """feature_dropout upsample_nearest1d upsample_nearest2d upsample_nearest3d
 upsample_bilinear2d"""
 
 
@@ -100,6 +100,14 @@ def same(call: Call) -> Value | list[Value]:
     """Channels pass through untouched; extents of other axes may change."""
     x = call.values()[0]
     return [call.carry(x, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(x)
+
+
+@rule("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::to", "aten::_to_copy")
+@rule("aten::contiguous", "aten::clone", "aten::detach", shares="channels")
+def copied(call: Call) -> Value:
+    """The tensor itself, numbers of channels included."""
+    x = call.values()[0]
+    return replace(call.carry(x), numbers=x.numbers)
 
 
 @rule("aten::max_unpool2d", "aten::max_unpool3d")
