@@ -1,6 +1,6 @@
 """Rivals of the paper that need a network: LeGR, MetaPruning and TAS, beside others under the same scorer and budget.
 
-    python benchmarks/rival_networks.py [--seeds 3]
+    python benchmarks/rival_networks.py [--seeds 0 1 2]
 
 Digits in clutter, the example's network at 12 % of its FLOPs. From a trained network: searches under one scorer (the
 cut network after 25 steps), 20 evaluations each; the choice inherits, and is fine-tuned. From scratch: supernets of
@@ -122,39 +122,43 @@ def methods(bench: Bench) -> Iterator[tuple[str, str, Callable[[], Widths]]]:
     l2 = importance(bench.space, bench.full, "l2")
     yield "trained", "uniform", bench.constraints.uniform
     yield "trained", "l2, one threshold (LeGR's first)", lambda: allot(bench.constraints, l2)
-    for strategy, name in (
-        ("legr", "LeGR"),
-        ("evolution", "evolution"),
-        ("markov", "Markov chains (after DMCP)"),
-        ("agent", "agent (after AMC)"),
-        ("random", "random, filling the budget"),
-    ):
+    for strategy, name in (("legr", "LeGR"), ("evolution", "evolution")):
         yield "trained", name, lambda strategy=strategy: bench.from_trained(strategy)  # type: ignore[misc]
     yield "scratch", "uniform", bench.constraints.uniform
     yield "scratch", "TAS, FLOPs loss", bench.tas
     for method, name in (("meta", "MetaPruning"), ("ua", "UA supernet"), ("bcv2", "BCNetV2 supernet")):
         yield "scratch", name, lambda method=method: bench.supernet(method)  # type: ignore[misc]
+    for strategy, name in (
+        ("random", "random, filling the budget"),
+        ("markov", "Markov chains (after DMCP)"),
+        ("agent", "agent (after AMC)"),
+    ):
+        yield "trained", name, lambda strategy=strategy: bench.from_trained(strategy)  # type: ignore[misc]
+
+
+def known() -> list[dict[str, Any]]:
+    """The rows that are there, also those of another process that makes other seeds."""
+    return list(json.loads(FILE.read_text())["rows"]) if FILE.exists() else []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = json.loads(FILE.read_text())["rows"] if FILE.exists() else []
-    for seed in range(args.seeds):
+    for seed in args.seeds:
         bench = Bench(seed)
         assert bench.data.test is not None
         full = 100 * evaluate(bench.full, bench.data.test)["score"]
         for how, name, make in methods(bench):
-            if any((row["seed"], row["how"], row["method"]) == (seed, how, name) for row in rows):
+            if any((row["seed"], row["how"], row["method"]) == (seed, how, name) for row in known()):
                 continue
             widths = make()
             used = float(bench.space.costs["flops"](widths)[0]) / bench.constraints.budgets[0].limit
             row = {"seed": seed, "how": how, "method": name, "widths": [int(c) for c in widths], "used": round(used, 3)}
-            rows.append({**row, "accuracy": bench.accuracy(widths, how), "full": full})
-            print(rows[-1], flush=True)
-            FILE.write_text(json.dumps({**provenance(), "budget": BUDGET, "rows": rows}, indent=1) + "\n")
+            row |= {"accuracy": bench.accuracy(widths, how), "full": full}
+            print(row, flush=True)
+            FILE.write_text(json.dumps({**provenance(), "budget": BUDGET, "rows": [*known(), row]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

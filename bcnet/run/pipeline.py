@@ -82,14 +82,17 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
     if again:
         distributed.decide(lambda: forget(run, until))
     for name in names[: names.index(until) + 1]:
-        if not run.done(name):
-            stage, about = STAGES[name]
-            run.listener.stage(name, about)
-            with threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
-                if name in TOGETHER:
-                    stage(run)
-                else:
-                    distributed.decide(partial(stage, run))
+        if distributed.decide(
+            partial(run.done, name)
+        ):  # not by each: one that is late would see what is made meanwhile
+            continue
+        stage, about = STAGES[name]
+        run.listener.stage(name, about)
+        with threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
+            if name in TOGETHER:
+                stage(run)
+            else:
+                distributed.decide(partial(stage, run))
 
 
 def _mend(run: Run, names: list[str]) -> None:

@@ -34,7 +34,7 @@ def parse_yaml(text: str) -> Any:
     except yaml.YAMLError as error:
         raise BcnetError(f"this is no YAML: {_first_line(error)}") from None
     except (RecursionError, ValueError, OverflowError, TypeError) as error:  # such as the date 2001-99-99
-        raise BcnetError(f"this is no YAML that can be read: {str(error)[:80]}") from None
+        raise BcnetError(f"this is no YAML that can be read: {str(error).partition(';')[0][:120]}") from None
 
 
 class _Bounded(yaml.SafeLoader):
