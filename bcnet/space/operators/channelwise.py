@@ -84,11 +84,11 @@ def copy(call: Call) -> Value:
     return call.together("self", "src")
 
 
-_SAME = """softmax _softmax log_softmax alpha_dropout feature_alpha_dropout native_dropout type_as cumsum zeros_like ones_like rand_like randn_like empty_like full_like bernoulli
-bernoulli_ normalize lp_pool1d lp_pool2d lp_pool3d upsample_linear1d upsample_bicubic2d _upsample_bilinear2d_aa
-_upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_ fill_ zero_ float half bfloat16 double rot90 real imag
-triu tril"""
+_SAME = """softmax _softmax log_softmax alpha_dropout feature_alpha_dropout native_dropout type_as cumsum zeros_like
+ones_like rand_like randn_like empty_like full_like bernoulli bernoulli_ normalize lp_pool1d lp_pool2d lp_pool3d
+upsample_linear1d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d
+_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_
+fill_ zero_ float half bfloat16 double rot90 real imag triu tril"""
 _SAME_SHARED = """feature_dropout upsample_nearest1d upsample_nearest2d upsample_nearest3d
 upsample_bilinear2d"""
 
