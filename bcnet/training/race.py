@@ -24,7 +24,6 @@ from bcnet.training.retraining import Retraining, evaluate, open_training
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, checked
 
-
 CLEAR = 2.0
 """Standard errors of a paired difference from which on a finalist is worse by more than chance."""
 PARTS = 40
