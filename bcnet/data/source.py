@@ -91,7 +91,7 @@ class Data:
     ``train`` and ``val`` are disjoint parts of the training set and ``whole`` is both together, augmented, for
     the final training; ``test`` is never looked at by the search. In a run of several processes ``train`` and
     ``whole`` give each its share of every batch, ``val`` and ``test`` give all images to all. ``names`` are those of
-    the classes, and ``preprocessing`` is what was done to images, where known; ``tested_on`` is what the test images are
+    the classes, ``preprocessing`` is what was done to images, where known, and ``tested_on`` what the test images are
     called.
     """
 
