@@ -23,22 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from channels import Cutter, Kept, fitted
 from fastnas import search as fastnas
-from inherited_table import append, published_widths, read_rows
+from inherited_table import append, isomorphic, published_widths, read_rows
 from parts import BcnetError, Images, Widths, balanced, provenance, space_of, uniform
+from paths import Class, Lessons, Maker
 from pruners import METHODS as PRUNERS
 from pruners import prune
 from rivals_base import load_base
-from side_by_side import SideBySide, Training, evaluate
-from torch import nn
+from side_by_side import Training
 
-from bcnet.search.constraints import Constraints
-from bcnet.search.criteria import allot
-from bcnet.space.importance import importance, kinds
 from bcnet.training.race import RaceConfig
-from bcnet.training.reconstruction import inherited
 
 BUDGETS = {"mobilenetv2_cifar": ("146M", "44M"), "vgg19_cifar": ("50%", "25%")}
 PUBLISHED = {("mobilenetv2_cifar", "44M"): "mobilenetv2_cifar10", ("vgg19_cifar", "50%"): "vgg19_cifar10"}
@@ -67,13 +62,6 @@ def uniform8(cutter: Cutter, flops: float) -> Widths:
     if cutter.flops(widths) > flops:
         raise BcnetError(f"multiples of eight do not hold {flops:,.0f} FLOPs: raise the budget")
     return widths
-
-
-def isomorphic(cutter: Cutter, flops: float) -> Widths:
-    """Widths by L2 importance within kinds of layers."""
-    space = cutter.space
-    constraints = Constraints(space, space.costs, [f"flops={flops:.0f}"])
-    return allot(constraints, importance(space, cutter.model, "l2"), "isomorphic", kinds(space))
 
 
 def random_widths(cutter: Cutter, flops: float, seed: int) -> Widths:
@@ -182,16 +170,16 @@ class Tuner:
 
     def __init__(self, args: argparse.Namespace, name: str, images: Images):
         self.args, self.images = args, images
+        self.device = images.test[0][0].device
         self.teacher = load_base(args.base, name, args.quick)
         self.cutter = Cutter(self.teacher, space_of(self.teacher, images))
         self.scores = self.cutter.importance()
-        source = images.train(256, 2000)
-        self.some = [(x.float().cpu(), None) for (x, _), _ in zip(source(0), range(CALIBRATION), strict=False)]
-        self.teacher.to(images.test[0][0].device, memory_format=torch.channels_last)
+        self.maker = Maker(self.cutter, images)
         self.training = Training(
-            args.epochs, args.lr, args.batch, taught=args.taught, temperature=args.temperature, dtype=args.dtype,
-            fast_norm=args.fast_norm, weight_decay=args.weight_decay,
+            args.epochs, args.lr, args.batch, taught=args.taught, temperature=args.temperature,
+            weight_decay=args.weight_decay,
         )  # fmt: skip
+        self._class: Class | None = None
 
     def kept(self, entry: dict[str, Any]) -> Kept:
         if "kept" in entry:
@@ -201,45 +189,39 @@ class Tuner:
     def tune(self, group: dict[str, Kept], seed: int) -> dict[str, dict[str, Any]]:
         """Rows of results by method."""
         start = time.perf_counter()
-        models: list[nn.Module] = [self._made(method, kept) for method, kept in group.items()]
-        training = replace(self.training, seed=seed)
-        together = SideBySide(models, self.images, training, self.teacher)
-        recorded = time.perf_counter()
+        together = self._of(seed)
+        states = [self.maker(kept, method.startswith("bcnet-")) for method, kept in group.items()]
+        widths = [np.array([len(stay) for stay in kept]) for kept in group.values()]
+        made = time.perf_counter()
+        paths = together.load(list(zip(widths, states, strict=True)))
         rounds: list[dict[str, Any]] = []
-        together.run(lambda done: self._look(together, list(group), done, rounds))
-        together.wait()
+        for epoch in range(self.training.epochs):
+            together.epoch(paths, epoch)
+            if epoch + 1 in RaceConfig().milestones(self.training.epochs):
+                found = {m: path.evaluate(self.images.val) for m, path in zip(group, paths, strict=True)}
+                rounds.append({"epochs": epoch + 1, **found})
         end = time.perf_counter()
-        rows = {}
-        for (method, kept), student in zip(group.items(), together.students, strict=True):
-            widths = np.array([len(stay) for stay in kept])
-            rows[method] = {
-                "widths": widths.tolist(),
-                "flops": self.cutter.flops(widths),
-                "params": self.cutter.params(widths),
-                "val": evaluate(student.model, self.images.val, training.dtype),
-                "test": evaluate(student.model, self.images.test, training.dtype),
-                "tuning_seconds": (end - start) / len(group),
-                "recording_seconds": (recorded - start) / len(group),
-                "rounds": [{"epochs": row["epochs"], **row[method]} for row in rounds],
+        return {
+            method: {
+                "widths": row.tolist(),
+                "flops": self.cutter.flops(row),
+                "params": self.cutter.params(row),
+                "val": path.evaluate(self.images.val),
+                "test": path.evaluate(self.images.test),
+                "making_seconds": (made - start) / len(group),
+                "tuning_seconds": (end - made) / len(group),
+                "rounds": [{"epochs": one["epochs"], **one[method]} for one in rounds],
             }
-        together.close()
-        return rows
+            for method, row, path in zip(group, widths, paths, strict=True)
+        }
 
-    def _made(self, method: str, kept: Kept) -> nn.Module:
-        if not method.startswith("bcnet-"):
-            return self.cutter.cut(kept)
-        widths = np.array([len(stay) for stay in kept])
-        units = [np.array(stay) for stay in kept]
-        return inherited(self.cutter.space, self.cutter.model, widths, units, self.some)
-
-    def _look(self, together: SideBySide, methods: list[str], done: int, rounds: list[dict[str, Any]]) -> None:
-        """What a race would see: the held-out images at the ends of its rounds."""
-        if done in RaceConfig().milestones(together.training.epochs):
-            found = {
-                method: evaluate(student.model, self.images.val, together.training.dtype)
-                for method, student in zip(methods, together.students, strict=True)
-            }
-            rounds.append({"epochs": done, **found})
+    def _of(self, seed: int) -> Class:
+        """The lessons of a seed and the paths that learn from them."""
+        if self._class is None or self._class.training.seed != seed:
+            training = replace(self.training, seed=seed)
+            lessons = Lessons(self.images, training, self.teacher.to(self.device))
+            self._class = Class(self.cutter.space, training, lessons, self.args.at_once)
+        return self._class
 
 
 def tune(args: argparse.Namespace, images: Images, start: float) -> None:
@@ -324,9 +306,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--taught", type=float, default=0.9)
     parser.add_argument("--temperature", type=float, default=4.0)
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--fast-norm", action="store_true", help="batch norm and activation as one kernel")
-    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")

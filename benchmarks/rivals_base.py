@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from parts import Images, network, provenance
+from parts import Images, network, provenance, space_of
 from safetensors.torch import load_file, save_file
 from side_by_side import SideBySide, Training, evaluate
 from torch import Tensor, nn
@@ -91,6 +91,55 @@ class Schedule:
             self.together.training = replace(self.together.training, epochs=shorter)
 
 
+def kept(args: argparse.Namespace, images: Images, name: str, state: dict[str, Tensor]) -> dict[str, Any]:
+    """Save a network; its files, and how good it is as they have it."""
+    files = save_base(args.out, name, half(state))
+    model = load_base(args.out, name, args.quick).to(images.test[0][0].device, memory_format=torch.channels_last)
+    found = {"files": files, **{p: evaluate(model, getattr(images, p), args.dtype) for p in ("val", "test")}}
+    print(name, found, flush=True)
+    return found
+
+
+def fused(args: argparse.Namespace, images: Images, training: Training, start: float) -> None:
+    """Train the networks by the fused step, each for its share of the seconds."""
+    from paths import Class, Lessons
+
+    results, histories, epochs = {}, {}, {}
+    for number, name in enumerate(args.networks):
+        begun = time.perf_counter()
+        end = begun + (start + args.seconds - END - begun) / (len(args.networks) - number)
+        model = network(name, args.quick) if args.again is None else load_base(args.again, name, args.quick)
+        teacher = None if args.again is None else load_base(args.again, name, args.quick).to(images.test[0][0].device)
+        together = Class(space_of(model, images), training, Lessons(images, training, teacher, keep=False), 1)
+        paths = together.load([(together.paths[0].widths, model.state_dict())])
+        history: list[dict[str, Any]] = []
+        epoch = 0
+        while epoch < together.training.epochs:
+            together.epoch(paths, epoch)
+            epoch += 1
+            loss = float(paths[0].total) / together.lessons.per_epoch
+            paths[0].total.zero_()
+            history.append({"epoch": epoch, "seconds": round(time.perf_counter() - begun, 2), "train_loss": loss})
+            if epoch == 3:  # the first is slower, as kernels are made
+                each = (history[2]["seconds"] - history[0]["seconds"]) / 2
+                fit = 3 + int((end - time.perf_counter()) * MARGIN / each)
+                together.training = replace(training, epochs=max(4, min(fit, args.most_epochs)))
+            if epoch % EVERY == 0 or epoch == 3:
+                history[-1]["val"] = paths[0].evaluate(images.val)
+                print(name, f"of {together.training.epochs}", json.dumps(history[-1]), flush=True)
+        results[name] = kept(args, images, name, paths[0].state())
+        histories[name], epochs[name] = history, together.training.epochs
+        del together, paths
+    report = {
+        "provenance": provenance("cpu" if args.quick else "cuda"),
+        "training": {**asdict(training), "epochs": epochs},
+        "seconds": time.perf_counter() - start,
+        "networks": results,
+        "history": histories,
+    }
+    (args.out / "base.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     start = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__)
@@ -106,6 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cutout", type=int, default=8)
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
     parser.add_argument("--fast-norm", action="store_true", help="batch norm and activation as one kernel")
+    parser.add_argument("--fused", action="store_true", help="by bcnet's fused step, one network after the other")
+    parser.add_argument("--again", type=Path, help="folder of trained networks to go on from, taught by themselves")
+    parser.add_argument("--taught", type=float, default=0.0, help="their share of the loss")
     parser.add_argument("--cudnn-benchmark", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
@@ -116,9 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     images = Images.synthetic(device) if args.quick else Images.cifar10(args.data, device)
     training = Training(
-        args.most_epochs, args.lr, args.batch, args.warmup, weight_decay=args.weight_decay, taught=0.0,
+        args.most_epochs, args.lr, args.batch, args.warmup, weight_decay=args.weight_decay, taught=args.taught,
         cutout=args.cutout, seed=args.seed, dtype=args.dtype, fast_norm=args.fast_norm, decay_all=True,
     )  # fmt: skip
+    if args.fused:
+        fused(args, images, training, start)
+        return
     models = [network(name, args.quick) for name in args.networks]
     together = SideBySide(models, images, training, None)
     step = together.seconds_a_step(3 if args.quick else 30)
@@ -129,13 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     schedule = Schedule(together, args.networks, end)
     together.run(schedule)
 
-    results = {}
-    for name, student in zip(args.networks, together.students, strict=True):
-        state = half(student.model.state_dict())
-        files = save_base(args.out, name, state)
-        kept = load_base(args.out, name, args.quick).to(device, memory_format=torch.channels_last)
-        results[name] = {"files": files, **{p: evaluate(kept, getattr(images, p), args.dtype) for p in ("val", "test")}}
-        print(name, results[name], flush=True)
+    results = {
+        name: kept(args, images, name, student.model.state_dict())
+        for name, student in zip(args.networks, together.students, strict=True)
+    }
     report = {
         "provenance": provenance(device),
         "training": asdict(together.training),

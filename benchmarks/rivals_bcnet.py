@@ -1,11 +1,13 @@
-"""What bcnet proposes for a budget, as a plan that ``rivals.py tune`` fine-tunes beside everybody else's.
+"""What bcnet's search proposes for a budget, as a plan that ``rivals.py tune`` fine-tunes beside everybody else's.
 
-    python benchmarks/rivals_bcnet.py --base DIR --data DIR --out OURS.json [--plans PLAN.json] [--seconds 150]
+    python benchmarks/rivals_bcnet.py --base DIR --data DIR --out OURS.json [--network NAME] [--budget 44M]
 
-A search by what is left after some steps of healing (``--steps 0``: by the bare cut), from rules of thumb and random
-configurations that the bare cut screens; its choice by the log-width model, its best single score, and one threshold
-over all layers by two criteria. For every network of ``--plans`` the two opinions, cut and healed, are noted as well:
-they cost a second each and tell how well the opinions rank.
+Configurations are scored by their held-out loss after some steps of fine-tuning with the trained network as teacher.
+Both searches begin with widths that rules give (uniform, within kinds of layers, one threshold) and others near them.
+``--by evolution`` goes on with bcnet's search; networks are cut as they are. ``--by neighbours`` takes a second
+generation near the best of the first; layers make up for dropped channels before they are scored, as in the networks
+that are fine-tuned in the end. Finalists: the log-width model's choice over all scores (evolution), and the best few
+scores once they are taken again on other training batches, which the luck of the first does not survive.
 """
 
 from __future__ import annotations
@@ -19,88 +21,159 @@ from typing import Any
 
 import numpy as np
 import torch
-from parts import Batch, Images, Widths, provenance
+from channels import Cutter, fitted
+from numpy.typing import NDArray
+from parts import Images, Widths, provenance, space_of
+from paths import Class, Lessons, Maker, State, first_of, order_of
+from rivals import budget_flops
 from rivals_base import load_base
-from torch import nn
+from side_by_side import Training
+from torch.nn import functional
 
 from bcnet import trace
-from bcnet.search import Constraints, LogWidthModel, SearchConfig, best_of, search
+from bcnet.search import Constraints, SearchConfig, search
 from bcnet.search.criteria import allot
-from bcnet.space.importance import Scores, importance, kept_units, taylor
-from bcnet.space.network import NetworkSpace
-from bcnet.training.inherit import CutScorer, Healing
-from bcnet.training.optim import Optimisation
-from bcnet.training.retraining import Distillation
-from bcnet.training.task import Task, cross_entropy
+from bcnet.space.importance import importance, kinds, taylor
+from bcnet.training.task import cross_entropy
 
-SCREENED = 4
-SETTINGS = ("groups", "evaluations", "population", "steps", "lr", "calibration", "images", "seed", "device")
+NEAR = 0.25
+"""How far the first configurations lie from those that rules give: a deviation of logarithms."""
+TOP = 8
+"""Best scores that are taken again, and of these the best half are finalists."""
+PARENTS = 4
+SETTINGS = ("by", "groups", "evaluations", "population", "steps", "lr", "at_once", "seed", "device")
 
 
-class Ours:
-    """The trained network, its width space, and scorers of networks that inherit from it."""
+class Scorer:
+    """Negative held-out losses of cut networks after some steps; ``seconds`` adds up what they took."""
 
-    def __init__(self, args: argparse.Namespace, images: Images):
-        self.args, self.images = args, images
-        device = args.device
-        model = load_base(args.base, args.network, args.quick)
-        example = images.test[0][0][:2].float().cpu()
-        self.space: NetworkSpace = trace(model, example, groups=args.groups, check=False)
-        self.model: nn.Module = load_base(args.base, args.network, args.quick).to(device)
-        source = images.train(256, 3000 + args.seed)
-        wanted = max(args.steps, args.calibration)
-        self.train: list[Batch] = [batch for batch, _ in zip(source(0), range(wanted), strict=False)]
-        val = [torch.cat(parts)[: args.images] for parts in zip(*images.val, strict=True)]
-        self.val: list[Batch] = list(zip(val[0].split(500), val[1].split(500), strict=True))
-        self.scores: Scores = importance(self.space, model, "l2")
-        self.constraints = Constraints(self.space, self.space.costs, [f"flops={args.budget}"])
-        self.cut = self.scorer(0)
-        self.judge = self.scorer(args.steps) if args.steps else self.cut
+    def __init__(self, args: argparse.Namespace, images: Images, cutter: Cutter, seed: int):
+        self.args, self.images, self.cutter = args, images, cutter
+        self.teacher = load_base(args.base, args.network, args.quick).to(args.device)
+        self.learn_from(seed)
+        self.scores = [torch.from_numpy(s) for s in importance(cutter.space, cutter.model, "l2")]
+        self.state = {name: tensor.to(args.device) for name, tensor in order_of(cutter, self.scores).items()}
+        self.maker = Maker(cutter, images) if args.by == "neighbours" else None
+        self.labels = torch.cat([y for _, y in images.val])
+        self.seconds = 0.0
 
-    def scorer(self, steps: int) -> CutScorer:
-        healing = Healing(
-            steps=steps,
-            optimisation=Optimisation(epochs=1, lr=self.args.lr, weight_decay=5e-4, bf16=self.args.device != "cpu"),
-            distillation=Distillation(alpha=0.9, temperature=4.0),
-            calibration=self.args.calibration,
-            seed=self.args.seed,
-        )
-        return CutScorer(
-            self.space, self.model, self.scores, self.train, self.val, Task.classification(),
-            teacher=self.model, healing=healing,
-        )  # fmt: skip
+    def learn_from(self, seed: int) -> None:
+        """Heal networks by the batches of this seed from now on."""
+        training = Training(epochs=1, seed=seed, dtype="fp32" if self.args.quick else "bf16")
+        lessons = Lessons(self.images, training, self.teacher)
+        self.together = Class(self.cutter.space, training, lessons, self.args.at_once)
 
-    def kept(self, widths: Widths, scores: Scores | None = None) -> list[list[int]]:
-        found = kept_units(self.space, self.space.units(widths), scores or self.scores, self.space.model)
-        return [row.tolist() for row in found]
+    def score_many(self, widths: Widths) -> NDArray[np.float64]:
+        start, found = time.perf_counter(), []
+        rows = np.atleast_2d(widths)
+        for first in range(0, len(rows), self.args.at_once):
+            some = rows[first : first + self.args.at_once]
+            paths = self.together.load([(row, self._made(row)) for row in some])
+            self.together.heal(paths, self.args.steps, self.args.lr)
+            losses = [functional.cross_entropy(p.logits(self.images.val, True), self.labels) for p in paths]
+            found += [-float(loss) for loss in losses]
+        self.seconds += time.perf_counter() - start
+        return np.array(found)
 
-    def rules_of_thumb(self) -> dict[str, Widths]:
-        by_taylor = taylor(self.space, self.model, self.train[:4], cross_entropy)
-        return {
-            "uniform": self.constraints.uniform(),
-            "balanced": LogWidthModel.balanced(self.space).best(self.constraints),
-            "l2-global": allot(self.constraints, self.scores),
-            "taylor-global": allot(self.constraints, by_taylor),
-        }
+    def _made(self, widths: Widths) -> State:
+        if self.maker is None:
+            return first_of(self.cutter.space, self.state, widths)
+        return self.maker(self.cutter.best(widths, self.scores), True)
 
-    def search(self, known: dict[str, Widths]) -> tuple[dict[str, Widths], list[dict[str, Any]]]:
-        """The search's choice and its best single score; and all its trials."""
-        args = self.args
-        rng = np.random.default_rng([args.seed, 30])
-        wanted = args.population - len(known)
-        drawn = self.constraints.fill(self.constraints.sample(rng, SCREENED * wanted)[0], rng)
-        best = drawn[np.argsort(-self.cut.score_many(drawn), kind="stable")[:wanted]]
-        near = self.constraints.fill(self.space.floor(np.stack(list(known.values()))), rng)
-        first = np.unique(np.concatenate([near, best]), axis=0)
+    def score(self, widths: Widths) -> float:
+        return float(self.score_many(widths)[0])
+
+
+def rules(constraints: Constraints, cutter: Cutter, images: Images) -> dict[str, Widths]:
+    """Widths that need no search."""
+    space, l2 = cutter.space, importance(cutter.space, cutter.model, "l2")
+    some = [(x[:256].cpu().float(), y[:256].cpu()) for x, y in images.val[:1]]
+    by_taylor = taylor(space, cutter.model, some, cross_entropy)
+    return {
+        "uniform": constraints.uniform(),
+        "isomorphic": allot(constraints, l2, "isomorphic", kinds(space)),
+        "global": allot(constraints, l2),
+        "taylor-isomorphic": allot(constraints, by_taylor, "isomorphic", kinds(space)),
+    }
+
+
+def near(
+    constraints: Constraints, cutter: Cutter, known: Sequence[Widths], count: int, rng: np.random.Generator
+) -> Widths:
+    """Configurations within the budget, each near one of ``known`` in turn."""
+    space, flops = constraints.space, constraints.budgets[0].limit
+    drawn = [np.log(known[i % len(known)]) + rng.normal(0, NEAR, len(space)) for i in range(count)]
+    found = [widths for logs in drawn if (widths := fitted(logs, cutter, flops, rng)) is not None]
+    return constraints.fill(space.floor(np.maximum(np.stack(found), space.min)), rng)
+
+
+def neighbours(
+    args: argparse.Namespace, constraints: Constraints, cutter: Cutter, first: Widths, scorer: Scorer
+) -> list[tuple[Widths, float]]:
+    """All configurations with their scores, best first: a generation near the best of ``first``, until time is over."""
+    end = time.perf_counter() + args.seconds
+    rng = np.random.default_rng([args.seed, 31])
+    found: list[tuple[Widths, float]] = []
+
+    def score(rows: Widths, until: float) -> None:
+        for start in range(0, len(rows), args.at_once):
+            if time.perf_counter() > until:
+                return
+            some = rows[start : start + args.at_once]
+            found.extend(zip(some, scorer.score_many(some).tolist(), strict=True))
+            found.sort(key=lambda pair: -pair[1])
+
+    score(first, end - args.seconds / 2)
+    score(near(constraints, cutter, [w for w, _ in found[:PARENTS]], args.evaluations, rng), end)
+    return found
+
+
+def propose(args: argparse.Namespace, images: Images) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plan's entries, and what there is to say about them."""
+    start = time.perf_counter()
+    model = load_base(args.base, args.network, args.quick)
+    example = images.test[0][0][:2].float().cpu()
+    cutter = Cutter(model, space_of(model, images))
+    flops = budget_flops(args.budget, cutter)
+    space = trace(model, example, groups=args.groups, check=False)
+    constraints = Constraints(space, space.costs, [f"flops={flops:.0f}"])
+    known = rules(constraints, cutter, images)
+    scorer = Scorer(args, images, cutter, 3000 + args.seed)
+    rng = np.random.default_rng([args.seed, 30])
+    rows = constraints.fill(space.floor(np.stack(list(known.values()))), rng)
+    others = near(constraints, cutter, list(known.values()), args.population - len(rows), rng)
+    first = np.concatenate([rows, others])
+    chosen: dict[str, Widths] = {}
+    if args.by == "neighbours":
+        trials = neighbours(args, constraints, cutter, first, scorer)
+    else:
         config = SearchConfig(
             choose="log-width", evaluations=args.evaluations, population=args.population, seed=args.seed
         )
-        result = search(self.space, self.judge, [f"flops={args.budget}"], config=config, initial=first)
+        result = search(space, scorer, constraints.budgets, config=config, initial=np.unique(first, axis=0))
+        scored = [(np.array(t.widths), t.score) for t in result.trials if t.feasible and t.score is not None]
+        trials = sorted(scored, key=lambda pair: -pair[1])
         assert result.best is not None
-        top = best_of(result.trials, "flops")
-        assert top is not None
-        trials = [{"widths": list(t.widths), "loss": -t.score} for t in result.trials if t.score is not None]
-        return {"search": np.array(result.best.widths), "best-score": np.array(top.widths)}, trials
+        chosen["search"] = np.array(result.best.widths)
+    top = np.array([widths for widths, _ in trials[:TOP]])
+    scorer.learn_from(3001 + args.seed)
+    second = scorer.score_many(top)
+    order = np.argsort(-(second + np.array([score for _, score in trials[:TOP]])), kind="stable")
+    short = "near" if args.by == "neighbours" else "best"
+    chosen |= {f"{short}-{i + 1}": top[number] for i, number in enumerate(order[: TOP // 2])}
+    seconds = time.perf_counter() - start
+    entries = {
+        f"bcnet-{name}": {"widths": widths.tolist(), "seconds": seconds, "flops": cutter.flops(widths)}
+        for name, widths in chosen.items()
+    }
+    facts = {
+        "seconds": seconds,
+        "scoring_seconds": scorer.seconds,
+        "rules": {name: widths.tolist() for name, widths in known.items()},
+        "trials": [{"widths": widths.tolist(), "loss": -score} for widths, score in trials],
+        "again": (-second).tolist(),
+    }
+    return entries, facts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,59 +181,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--plans", type=Path, nargs="*", default=[])
     parser.add_argument("--network", default="mobilenetv2_cifar")
     parser.add_argument("--budget", default="44M")
-    parser.add_argument("--groups", type=int, default=20)
-    parser.add_argument("--evaluations", type=int, default=60)
-    parser.add_argument("--population", type=int, default=16)
+    parser.add_argument("--by", choices=["evolution", "neighbours"], default="neighbours")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for neighbours")
+    parser.add_argument("--groups", type=int, default=24)
+    parser.add_argument("--evaluations", type=int, default=150)
+    parser.add_argument("--population", type=int, default=30)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--calibration", type=int, default=4, help="training batches for batch norm's statistics")
-    parser.add_argument("--images", type=int, default=5000, help="held-out images to score on")
+    parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
     args = parser.parse_args(arguments)
     args.device = "cpu" if args.quick else args.device
     images = Images.synthetic(args.device) if args.quick else Images.cifar10(args.data, args.device)
-    start = time.perf_counter()
-    ours = Ours(args, images)
-    known = ours.rules_of_thumb()
-    ready = time.perf_counter()
-    found, trials = ours.search(known)
-    seconds = time.perf_counter() - start
-    print(f"rules of thumb {ready - start:.1f} s, search {seconds - (ready - start):.1f} s", flush=True)
-    chosen = {**known, **found}
-    entries: dict[str, Any] = {
-        f"bcnet-{name}": {
-            "widths": widths.tolist(),
-            "kept": ours.kept(widths),
-            "seconds": seconds if name in found else (ready - start) / len(known),
-            "flops": int(ours.space.costs["flops"](widths)[0]),
-        }
-        for name, widths in chosen.items()
-    }
-    others = {
-        name: np.array(entry.get("widths") or [len(stay) for stay in entry["kept"]])
-        for file in args.plans
-        for name, entry in json.loads(file.read_text()).get(args.network, {}).get(args.budget, {}).items()
-    }
-    opinions = {}
-    for name, widths in {**{f"bcnet-{n}": w for n, w in chosen.items()}, **others}.items():
-        opinions[name] = {
-            "cut": -ours.cut.score(widths),
-            **({"steps": -ours.judge.score(widths)} if args.steps else {}),
-        }
-        print(name, {key: round(value, 4) for key, value in opinions[name].items()}, flush=True)
-    facts = {
-        "provenance": provenance(args.device),
-        "settings": {key: getattr(args, key) for key in SETTINGS},
-        "seconds": seconds,
-        "trials": trials,
-        "opinions": opinions,
-    }
-    args.out.write_text(json.dumps({args.network: {args.budget: entries}, "facts": facts}) + "\n")
+    entries, facts = propose(args, images)
+    settings = {key: getattr(args, key) for key in SETTINGS}
+    about = {"provenance": provenance(args.device), "settings": settings, **facts}
+    args.out.write_text(json.dumps({args.network: {args.budget: entries}, "facts": about}) + "\n")
+    print({name: entry["flops"] for name, entry in entries.items()}, f"{facts['seconds']:.1f} s", flush=True)
+    print([round(t["loss"], 4) for t in facts["trials"][:TOP]], np.round(facts["again"], 4).tolist(), flush=True)
 
 
 if __name__ == "__main__":

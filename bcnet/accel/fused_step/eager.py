@@ -7,7 +7,7 @@ understands can stand in a program: biases, poolings, gates, concatenations, lay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
@@ -19,12 +19,15 @@ from bcnet.space.resize import sliced
 from bcnet.supernet.gradients import places
 from bcnet.supernet.supernet import Plan, Supernet
 
+Statistics = Literal["batch", "tracked", "running"]
+"""What batch norm goes by: the batch, as in a supernet; the batch, which its running statistics follow; or these."""
+
 
 class Slices:
     """The slices of parameters that a group of paths uses in such operators, and their gradients."""
 
-    def __init__(self, net: Supernet, plans: Sequence[Plan], dtype: torch.dtype):
-        self.net, self.plans, self.dtype = net, plans, dtype
+    def __init__(self, net: Supernet, plans: Sequence[Plan], dtype: torch.dtype, statistics: Statistics = "batch"):
+        self.net, self.plans, self.dtype, self.statistics = net, plans, dtype, statistics
         self._slots = {(s.node, s.name, s.item): s.size for s in net.space.slots}
         self._state = {
             **dict(net.named_parameters(remove_duplicate=False)),
@@ -42,9 +45,11 @@ class Slices:
         args = {name: self._resolve(a, node, name, None, given, side) for name, a in named.items()}
         kind = target._schema.name
         if kind == "aten::batch_norm":
-            args |= {"running_mean": None, "running_var": None, "training": True, "momentum": 0.0}
+            args["training"] = self.statistics != "running" or args["running_mean"] is None
+            if self.statistics == "batch":
+                args |= {"running_mean": None, "running_var": None, "momentum": 0.0}
         elif "dropout" in kind:
-            args["train"] = self.net.training
+            args["train"] = self.net.training and self.statistics != "running"
         elif "conv" in kind or kind == "aten::linear":
             args |= {k: args[k].to(self.dtype) for k in ("weight", "bias") if isinstance(args.get(k), Tensor)}
         only = {a.name for a in target._schema.arguments if a.kwarg_only}
@@ -61,13 +66,15 @@ class Slices:
             return [self._resolve(a, node, name, i, given, side) for i, a in enumerate(arg)]
         if not isinstance(arg, fx.Node):
             return arg
-        return given[arg] if arg in given else self._slice(arg, side)
-
-    def _slice(self, node: fx.Node, side: int) -> Tensor:
+        if arg in given:
+            return given[arg]
         graph = self.net.space.graph
-        if node.name in graph.constants:
-            return graph.constants[node.name].to(next(self.net.parameters()).device)
-        name = graph.state_of[node.name]
+        if arg.name in graph.constants:
+            return graph.constants[arg.name].to(next(self.net.parameters()).device)
+        return self.of(graph.state_of[arg.name], side)
+
+    def of(self, name: str, side: int) -> Tensor:
+        """The slice of a parameter or buffer, a leaf."""
         if name not in self._leaves[side]:
             plan, whole = self.plans[side], self._state[name]
             axes = self.net.space.coupling.axes.get(name)
@@ -106,6 +113,7 @@ def slope_of(
         each = [loss(side) for side in leaf]
         total = torch.stack([one * share for one, share in zip(each, goal.shares, strict=True)]).sum()
         (slope,) = torch.autograd.grad(total, leaf)
-    losses[list(goal.slots)] = torch.stack([one.detach() for one in each]).to(losses.dtype)
+    for slot, one in zip(goal.slots, each, strict=True):
+        losses[slot].copy_(one.detach())
     found[: sides * classes] = slope.sum(1).flatten()
     return slope.to(logits.dtype)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from bcnet.accel.fused_step.eager import Slices
+from bcnet.accel.fused_step.eager import Slices, Statistics
 from bcnet.accel.fused_step.program import Program, compile_program
 from bcnet.accel.fused_step.tape import Tape
 from bcnet.accel.kernels.pack import ALIGN, Packed, Packing, Parameter, Places
@@ -32,7 +32,8 @@ class FusedEngine:
     """The supernet's graph as a program of fused kernels, several sides of equal widths at a time.
 
     ``kernels`` is the module of Triton kernels, or ``reference`` for tests on any device and in any ``dtype``.
-    ``together`` False runs every path alone. Gradients are kept in one buffer, of which each ``.grad`` is a view.
+    ``together`` False runs every path alone. With ``track`` the running statistics of batch norm follow the batches, as
+    in the training of a plain network. Gradients are kept in one buffer, of which each ``.grad`` is a view.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class FusedEngine:
         kernels: ModuleType | None = None,
         dtype: torch.dtype = torch.bfloat16,
         together: bool = True,
+        track: bool = False,
     ):
         self.net, self.dtype, self.together = net, dtype, together
+        self.statistics: Statistics = "tracked" if track else "batch"
         self.kernels = _triton_kernels() if kernels is None else kernels
         self.program: Program = compile_program(net.space)
         self._half = [name for name in self.program.weights if name not in self.program.depthwise]
@@ -80,18 +83,12 @@ class FusedEngine:
         plans = [[self.net.plan(*paths[i]) for i in group] for group in members]
         groups = [self._packing.places(some[0].units, [plan.side for plan in some]) for some in plans]
         grads = dict(zip(self._all, self._views, strict=True))
-        packed = Packed(groups, self.dtype, x.device)
-        self.kernels.pack(groups, self._tensors[: len(self._names)], packed)
-        sizes = [
-            dict(zip(self._names, zip(g.outer.tolist(), g.inner.tolist(), strict=True), strict=True)) for g in groups
-        ]
+        packed, sizes = self._packed(groups, x.device)
         losses, rooms = self._zeros(sizes, groups, len(paths), x.device)
         found, taught = [], dict[int | None, Tensor]()
         for i, (group, room) in enumerate(zip(members, rooms, strict=True)):
-            half, full = packed.of(i)
-            given = dict(zip(self._names, (*half, *full), strict=True))
-            slices = Slices(self.net, plans[i], self.dtype)
-            tape = Tape(self.program, self.kernels, given, sizes[i], slices, room)
+            slices = Slices(self.net, plans[i], self.dtype, self.statistics)
+            tape = Tape(self.program, self.kernels, self._given(packed, i), sizes[i], slices, room)
             logits = tape.forward(image)
             teacher = None if teachers is None else teachers[group[0]]
             if teachers is not None and group[0] in teachers:
@@ -100,9 +97,34 @@ class FusedEngine:
             goal = Goal(group, [shares[j] for j in group], smoothing, taught.get(teacher), own)
             tape.backward(logits, y, goal, losses)
             slices.add_to(grads)
+            if self.statistics == "tracked":
+                tape.track()
             found.append([tape.found[name] for name in self._names])
         self.kernels.unpack(groups, found, self._views[: len(self._names)])
         return losses
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, widths: ArrayLike, side: Side = "left", statistics: Statistics = "running") -> Tensor:
+        """What a path says of images x (n, C, h, w): (n, classes) in float32."""
+        self._refresh()
+        plan = self.net.plan(widths, side)
+        groups = [self._packing.places(plan.units, [plan.side])]
+        packed, sizes = self._packed(groups, x.device)
+        _, rooms = self._zeros(sizes, groups, 1, x.device)
+        slices = Slices(self.net, [plan], self.dtype, statistics)
+        tape = Tape(self.program, self.kernels, self._given(packed, 0), sizes[0], slices, rooms[0])
+        return tape.scores(tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False))[0]
+
+    def _packed(self, groups: Sequence[Places], device: torch.device) -> tuple[Packed, list[Sizes]]:
+        """The parameters of all groups, and their channels."""
+        packed = Packed(groups, self.dtype, device)
+        self.kernels.pack(groups, self._tensors[: len(self._names)], packed)
+        pairs = [zip(group.outer.tolist(), group.inner.tolist(), strict=True) for group in groups]
+        return packed, [dict(zip(self._names, some, strict=True)) for some in pairs]
+
+    def _given(self, packed: Packed, group: int) -> dict[str, Tensor]:
+        half, full = packed.of(group)
+        return dict(zip(self._names, (*half, *full), strict=True))
 
     def _groups(self, paths: Sequence[Path]) -> list[list[int]]:
         """Numbers of paths that run together: those of equal widths, at most two."""

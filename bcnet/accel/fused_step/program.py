@@ -7,7 +7,7 @@ several inputs or outputs is there no program: :class:`Unsupported` says why, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,13 +47,15 @@ class Conv:
 
 @dataclass(frozen=True)
 class Norm:
-    """Batch norm with batch statistics, then ``+ residual``, then ``act``."""
+    """Batch norm, then ``+ residual``, then ``act``; ``running`` names its mean and variance where it keeps any."""
 
     x: int
     out: int
     weight: str
     bias: str
     eps: float
+    momentum: float
+    running: tuple[str, str] | None
     act: int = 0
     residual: int | None = None
 
@@ -133,6 +135,13 @@ class Program:
             if isinstance(norm, Norm) and norm.residual is None
             if len(found := readers.get(norm.out, [])) == 1 and isinstance(found[0], Conv) and found[0].depthwise
         }
+
+    @cached_property
+    def ends(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer, the values that no later one needs."""
+        last = {value: i for i, layer in enumerate(self.layers) for value in (*reads(layer), layer.out)}
+        last.pop(self.result)
+        return tuple(tuple(v for v, end in last.items() if end == i) for i in range(len(self.layers)))
 
     @cached_property
     def counted(self) -> frozenset[int]:
@@ -237,7 +246,7 @@ class _Compiler:
         if not isinstance(norm, Norm) or self.numbers.get(x) != norm.out or norm.act or len(x.users) > 1:
             raise Unsupported("it has an activation that does not follow a batch norm")
         self.numbers[node] = norm.out
-        self.layers[-1] = Norm(norm.x, norm.out, norm.weight, norm.bias, norm.eps, act, norm.residual)
+        self.layers[-1] = replace(norm, act=act)
 
     def add(self, node: fx.Node, args: dict[str, Any]) -> None:
         """An addition belongs to the last norm, if one of its sides is that norm's output."""
@@ -253,7 +262,7 @@ class _Compiler:
         if residual == 0:
             raise Unsupported("it adds the input itself")
         self.numbers[node] = norm.out
-        self.layers[-1] = Norm(norm.x, norm.out, norm.weight, norm.bias, norm.eps, 0, residual)
+        self.layers[-1] = replace(norm, residual=residual)
 
     def conv(self, node: fx.Node, args: dict[str, Any]) -> None:
         if args["bias"] is not None:
@@ -293,7 +302,12 @@ class _Compiler:
         if not isinstance(before, (Conv, Eager)) or before.out != x or len(args["input"].users) > 1 or rank != 4:
             raise Unsupported("it has a batch norm that does not follow a convolution")
         weight, bias = self.parameter(args["weight"]), self.parameter(args["bias"])
-        self.layers.append(Norm(x, self.number(node), weight, bias, float(args["eps"])))
+        nodes = args["running_mean"], args["running_var"]
+        mean, variance = (None if n is None else self.graph.state_of[n.name] for n in nodes)
+        running = None if mean is None or variance is None else (mean, variance)
+        self.layers.append(
+            Norm(x, self.number(node), weight, bias, float(args["eps"]), float(args["momentum"]), running)
+        )
 
     def pool(self, node: fx.Node, args: dict[str, Any]) -> None:
         size = args.get("output_size", [1, 1])

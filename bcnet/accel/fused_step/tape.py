@@ -6,6 +6,7 @@ and a 1x1 convolution one batched matrix product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,7 @@ class Tape:
         room: Sequence[Tensor],
     ):
         sides = len(slices.plans)
+        self.recalls = slices.statistics == "running"
         self.program, self.kernels, self.sides, self.slices = program, kernels, sides, slices
         self.weights, self.sizes = weights, sizes
         self.values: dict[int, Rows] = {}
@@ -80,28 +82,39 @@ class Tape:
             elif isinstance(layer, Linear) or (isinstance(layer, Conv) and layer.depthwise):
                 self.sums[layer.weight] = next(room)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last."""
+    def forward(self, x: Tensor, keep: bool = True) -> Tensor:
+        """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last; with ``keep`` all that
+        the way back needs stays."""
         self.x = x
-        for layer in self.program.layers:
-            if isinstance(layer, Conv):
-                self._conv(layer)
-            elif isinstance(layer, Norm):
-                self._norm(layer)
-            elif isinstance(layer, Pool):
-                self._pool(layer)
-            elif isinstance(layer, Eager):
-                self._eager(layer)
-            else:
+        for layer, ends in zip(self.program.layers, self.program.ends, strict=True):
+            if isinstance(layer, Linear):
                 return torch.bmm(self.values[layer.x].base, self._matrix(layer.weight).transpose(1, 2))
+            self._run(layer)
+            for held in () if keep else (self.values, self.images, self.plain, self.graphs):
+                for value in ends:
+                    held.pop(value, None)
         return self.values[self.program.result].dense()
+
+    def _run(self, layer: Conv | Norm | Pool | Eager) -> None:
+        if isinstance(layer, Conv):
+            self._conv(layer)
+        elif isinstance(layer, Norm):
+            self._norm(layer)
+        elif isinstance(layer, Pool):
+            self._pool(layer)
+        else:
+            self._eager(layer)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """What :meth:`forward` gave, in float32 and with the last bias: (S, n, classes)."""
+        bias = self._last_bias()
+        sides, _, classes = logits.shape
+        values = logits.float()
+        return values if bias is None else values + bias[: sides * classes].view(sides, 1, classes)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What the first side teaches: (n, classes) in float32, of the logits that :meth:`forward` gave."""
-        values = logits[0].float()
-        if (bias := self._last_bias()) is not None:
-            values = values + bias.flatten()[: values.shape[1]]
-        return values.softmax(1)
+        return self.scores(logits)[0].softmax(1)
 
     def _last_bias(self) -> Tensor | None:
         layer = self.program.layers[-1]
@@ -148,8 +161,9 @@ class Tape:
         elif layer.depthwise:
             window = _window(layer, space)
             before = self.norms[layer.x] if layer.x in self.program.folded else None
+            after = None if self.recalls else self.norms.get(layer.out)
             self.values[layer.out] = self.kernels.depthwise_forward(
-                x, self.weights[layer.weight], window, before, self.norms.get(layer.out)
+                x, self.weights[layer.weight], window, before, after
             )
             self.spaces[layer.out] = (space[0], *window.out)
         else:
@@ -161,7 +175,9 @@ class Tape:
 
     def _norm(self, layer: Norm) -> None:
         y, norm = self.values[layer.x], self.norms[layer.x]
-        if layer.x not in self.program.counted:
+        if self.recalls and layer.running is not None:
+            self._recall(layer.running, norm, y)
+        elif self.recalls or layer.x not in self.program.counted:
             self.kernels.statistics(y, norm)
         self.spaces[layer.out] = self.spaces[layer.x]
         if layer.out in self.program.folded:
@@ -169,6 +185,35 @@ class Tape:
         else:
             residual = None if layer.residual is None else self.values[layer.residual]
             self.values[layer.out] = self.kernels.normalise(y, norm, residual)
+
+    def _recall(self, running: tuple[str, str], norm: Affine, y: Rows) -> None:
+        """The sums that a batch of the running statistics would have."""
+        for side, sums in enumerate(norm.sums[: 2 * y.sides * y.channels].view(y.sides, 2, y.channels)):
+            mean, variance = (self.slices.of(name, side) for name in running)
+            torch.mul(mean, y.rows, out=sums[0])
+            torch.addcmul(variance, mean, mean, out=sums[1]).mul_(y.rows)
+
+    def track(self) -> None:
+        """Let the running statistics follow those of the batch, as batch norm does in training."""
+        layers = [n for n in self.program.layers if isinstance(n, Norm) and n.running is not None]
+        for momentum in {layer.momentum for layer in layers}:
+            some = [layer for layer in layers if layer.momentum == momentum]
+            counts = [float(math.prod(self.spaces[layer.x])) for layer in some]
+            shares = [1 / n for n in counts]
+            for side in range(self.sides):
+                sums = [self._sums(layer)[side] for layer in some]
+                means = torch._foreach_mul([s[0] for s in sums], shares)
+                variances = torch._foreach_mul([s[1] for s in sums], shares)
+                torch._foreach_addcmul_(variances, means, means, -1.0)
+                torch._foreach_mul_(variances, [n / max(n - 1, 1) for n in counts])
+                for number, seen in enumerate((means, variances)):
+                    kept = [self.slices.of(layer.running[number], side) for layer in some if layer.running]
+                    torch._foreach_lerp_(kept, list(seen), momentum)
+
+    def _sums(self, layer: Norm) -> Tensor:
+        """(S, 2, C)."""
+        channels = self.sizes[layer.weight][0]
+        return self.norms[layer.x].sums[: 2 * self.sides * channels].view(self.sides, 2, channels)
 
     def _pool(self, layer: Pool) -> None:
         n, h, w = self.spaces[layer.x]

@@ -32,11 +32,11 @@ def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Se
 
 
 def statistics(y: Rows, norm: Affine) -> None:
-    """Put what batch norm and its way back need of y into ``norm.sums``."""
+    """Put the sums of y and of its squares into ``norm.sums``."""
     sums = _sums(norm.sums, y)
     for s in range(y.sides):
         rows = y.of(s).float()
-        sums[s, 0], sums[s, 1] = rows.mean(0), torch.rsqrt(rows.var(0, unbiased=False) + norm.eps)
+        sums[s, 0], sums[s, 1] = rows.sum(0), (rows * rows).sum(0)
 
 
 def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
@@ -63,12 +63,12 @@ def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | Non
 
 def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
     """The gradient of y, once ``norm.found`` is known."""
-    out, sums, found = y.empty(), _sums(norm.sums, y), _sums(norm.found, y)
+    out, found = y.empty(), _sums(norm.found, y)
     for s in range(y.sides):
         hat, u = _before(y, norm, None, s)
         g = _arriving(grads, s) * _slope(u, norm.act)
         mean = g - found[s, 0] / len(hat) - hat * found[s, 1] / len(hat)
-        out.of(s).copy_(_per_channel(norm.gamma, y)[s] * sums[s, 1] * mean)
+        out.of(s).copy_(_per_channel(norm.gamma, y)[s] * _moments(y, norm, s)[1] * mean)
     return out
 
 
@@ -124,9 +124,15 @@ def _sums(flat: Tensor, y: Rows) -> Tensor:
     return flat[: 2 * y.sides * y.channels].view(y.sides, 2, y.channels)
 
 
+def _moments(y: Rows, norm: Affine, s: int) -> tuple[Tensor, Tensor]:
+    """Mean and 1/deviation of channels."""
+    mean, square = _sums(norm.sums, y)[s].double() / y.rows
+    return mean.float(), torch.rsqrt((square - mean * mean).clamp_min(0) + norm.eps).float()
+
+
 def _before(y: Rows, norm: Affine, residual: Rows | None, s: int) -> tuple[Tensor, Tensor]:
     """The normalised y and what is activated, both (M, C) in float32."""
-    mean, scale = _sums(norm.sums, y)[s]
+    mean, scale = _moments(y, norm, s)
     hat = (y.of(s).float() - mean) * scale
     u = hat * _per_channel(norm.gamma, y)[s] + _per_channel(norm.beta, y)[s]
     return hat, u if residual is None else u + residual.of(s).float()

@@ -90,7 +90,8 @@ class Rows(NamedTuple):
 
 class Affine(NamedTuple):
     """A batch norm and its activation. All are flat with room to spare: ``gamma`` and ``beta`` begin with (S, C),
-    ``sums`` (S, 2, C) holds what the kernels know of the batch, ``found`` (S, 2, C) the gradients of beta and gamma."""
+    ``sums`` (S, 2, C) holds the sums of what is normalised and of its squares, ``found`` (S, 2, C) the gradients of
+    beta and gamma."""
 
     gamma: Tensor
     beta: Tensor
