@@ -1,4 +1,4 @@
-"""Which of torchvision's families other tools can slim: bcnet, Torch-Pruning and ModelOpt's FastNAS on one network each.
+"""Which families of torchvision other tools can slim: bcnet, Torch-Pruning and FastNAS on one network of each.
 
     python benchmarks/comparison.py [--out docs/results/comparison.json]
 

@@ -145,7 +145,7 @@ def write_page(found: dict[str, Any]) -> None:
         "was run on any of the ten, and all ten were run again, seed 10 as a whole and the others from the race on, as "
         "nothing before it had changed. With the earlier race it was 9 of 10, by 2.70 ± 0.72 points: on seed 16 the "
         "search's choice left after the first round, and uniform scaling won. `bcnet run` itself takes seed 10, the "
-        "first of the ten; with seed 0, one of those that settings were chosen on, the search goes wrong: what it chose "
+        "first of the ten; with seed 0, one of those that settings were chosen on, the search goes wrong: its choice "
         "ends at 71.56 %, the race's winner at 73.09 %, uniform scaling at 72.51 %, which ships, as it has the lower "
         "loss on validation images.",
         "",

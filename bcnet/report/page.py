@@ -219,10 +219,11 @@ def _scored_with(data: ReportData) -> str:
 
 def _how(data: ReportData) -> str:
     began = "began with the most important channels of your network" if data.inherited else "were trained from scratch"
+    found = "Found is what search and race came to; what ships is the best on validation images within the budget. "
     return (
         f"All slim networks {began} and were trained by the same recipe, {_often(data)}, with seed "
-        f"{data.facts.get('seed', '0')}. Found is what search and race came to; what ships is the best on validation "
-        "images within the budget. Half of a 95% interval follows each difference. Percentages are of the full network."
+        f"{data.facts.get('seed', '0')}. {found if data.validated else ''}Half of a 95% interval follows each "
+        "difference. Percentages are of the full network."
     )
 
 
