@@ -117,9 +117,13 @@ class Supernet(nn.Module):
 
     def views(self, plan: Plan) -> list[Tensor]:
         """The slices of :meth:`state` that a path uses."""
+        return self.cut(self.state(), plan)
+
+    def cut(self, state: Sequence[Tensor], plan: Plan) -> list[Tensor]:
+        """The slices of tensors, in the order of :meth:`state`, that a path uses."""
         return [
             tensor if axes is None else sliced(tensor, axes, plan.units, self._total, plan.side)
-            for tensor, axes in zip(self.state(), self._engine.axes, strict=True)
+            for tensor, axes in zip(state, self._engine.axes, strict=True)
         ]
 
     def run(
@@ -200,9 +204,6 @@ class _Engine:
 
         graph = rewrite(space.graph, space.slots, fill, state)
         self._free_batch_norm(graph, table(graph))
-        for node in graph.nodes:
-            if node.target is torch.ops.aten.view.default:  # a slice of a weight need not be contiguous
-                node.target = torch.ops.aten.reshape.default
         module = fx.GraphModule(dict(space.graph.parts), graph)
         forward = module.forward
         constants = {torch.device("cpu"): list(space.graph.constants.values())}
