@@ -4,8 +4,8 @@
 finds the width space of a network, ``bcnet.Supernet`` and ``bcnet.train_supernet`` train all of it at once,
 ``bcnet.search.search`` finds the best configuration and ``bcnet.retrain`` trains it.
 
-Names and rooms (``bcnet.search``, ``bcnet.bench``, …) are imported when they are first used, so that ``import bcnet``
-is instant.
+Names and packages (``bcnet.search``, ``bcnet.bench``, …) are imported when they are first used, so that
+``import bcnet`` is instant.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ CONFIGS = {
     "greedy": SearchConfig(strategy="greedy"),
     "uniform": SearchConfig(strategy="uniform"),
     "NSGA-II, as in the paper": SearchConfig.paper(),
-    "+ only feasible widths": SearchConfig(pool=1, climbers=0),
-    "+ surrogate picks offspring": SearchConfig(climbers=0, explore=0.0, front_share=0.0),
+    "+ only feasible widths": SearchConfig(pool=1, hill_climbs=0),
+    "+ surrogate picks offspring": SearchConfig(hill_climbs=0, explore=0.0, front_share=0.0),
     "+ climbing on the surrogate": SearchConfig(explore=0.0, front_share=0.0),
     "+ exploring its doubt": SearchConfig(front_share=0.0),
 }

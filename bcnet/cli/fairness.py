@@ -22,7 +22,12 @@ def fairness(
     largest: Annotated[int, typer.Option("--max", help="Channels of the layer, l.")] = 64,
     groups: Annotated[int, options.GROUPS] = 20,
     base: Annotated[int, options.BASE] = 5,
-    principle: Annotated[str, typer.Option(help="ua, bc, bcv2, bcv2-printed, or all.")] = "bcv2",
+    principle: Annotated[
+        str,
+        typer.Option(
+            help="How a width takes its channels of the supernet: ua, bc, bcv2, bcv2-printed, or all to compare them."
+        ),
+    ] = "bcv2",
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Show how often each channel of one layer is used over all its candidate widths."""

@@ -15,7 +15,7 @@ BUDGET = typer.Option(
     "--budget", metavar="NAME=VALUE", help="What the network may cost: flops=50%, params=3M, ...; may be repeated."
 )
 GROUPS = typer.Option("--groups", help="How many groups a layer's channels are divided into: its possible widths.")
-BASE = typer.Option("--base", help="The smallest width that is tried, counted in groups.")
+BASE = typer.Option("--base", help="The smallest width that is tried: so many of these groups.")
 ROUND_TO = typer.Option("--round-to", help="Keep widths multiples of this where it divides the full one.")
 INPUT = typer.Option("--input", metavar="C,H,W", help="The shape of one input; else the network's own.")
 IGNORE = typer.Option("--ignore", metavar="PATTERN", help="Layers that keep their width; may be repeated.")

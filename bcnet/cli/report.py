@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bcnet.cli import options
 from bcnet.cli.console import console, print_json
-from bcnet.cli.stage import open_run, work
+from bcnet.cli.stage import open_run, print_run, work
+
+if TYPE_CHECKING:
+    from bcnet.run.session import Run
 
 
 def report(
@@ -27,10 +30,31 @@ def report(
     from bcnet.run.report import write_several
 
     if len(runs) == 1:
-        work(open_run(runs[0], device, trust), "report", as_json, again=again)
+        drawn = None if trust else _drawn_alone(runs[0], device)
+        if drawn is None:
+            work(open_run(runs[0], device, trust), "report", as_json, again=again)
+        else:
+            print_run(drawn, "report", as_json)
         return
     page = write_several(runs, out)
     if as_json:
         print_json({"report": str(page)})
     else:
         console().print(f"report: {page}", soft_wrap=True)
+
+
+def _drawn_alone(folder: Path, device: str | None) -> Run | None:
+    """A run whose network is made by a Python file, its page drawn from its results, for which that file is not run;
+    None where there is no such file, or where stages are missing."""
+    from bcnet.run.folder import RunFolder
+    from bcnet.run.pipeline import stages_of
+    from bcnet.run.session import Run
+    from bcnet.run.stages.compare import report_run
+
+    run = Run(RunFolder.open(folder).folder, device)
+    needed = [name for name in stages_of(run.recipe) if name not in ("export", "report")]
+    if run.recipe.python_file is None or not all(run.done(name) for name in needed):
+        return None
+    with run.lock():
+        report_run(run)
+    return run

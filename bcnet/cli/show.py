@@ -24,7 +24,7 @@ def show(
     squeeze: Annotated[bool, options.SQUEEZE] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Show the width variables of a network, what they couple, and the range of its costs."""
+    """Show which widths of a network can vary, the layers that share each, and the range of its costs."""
     source = load(model, input_shape)
     with one_line_warnings():
         space = source.space(groups=groups, base=base, round_to=round_to, ignore=ignore or (), squeeze=squeeze)
@@ -56,7 +56,7 @@ def _print_space(source: LoadedModel, space: NetworkSpace, own_class: bool) -> N
     low, high = costs_of(space, space.min), costs_of(space, space.max)
     table(
         f"{source.spec}: {len(space)} width variables, for one input of {by(source.input_shape)}",
-        ["", "variable", "candidates", "couples"],
+        ["", "variable", "candidates", "layers that share it"],
         [(i, v.name, _candidates(v.candidates), _layers(v.layers[1:])) for i, v in enumerate(space.variables, 1)],
     )
     table(

@@ -129,9 +129,8 @@ def _print_summary(run: Run, until: str) -> None:
         for row in compared["networks"]
     ]
     budgets = ", ".join(run.recipe.budgets)
-    images = "test" if compared["scored_on"] == "test" else "validation"
     table(
-        f"{run.recipe.model} within {budgets}, {_began(run)}; {data.metric} on {images} images",
+        f"{run.recipe.model} within {budgets}, {_began(run)}; {data.metric} on {data.scored_on}",
         [
             "network",
             data.metric,

@@ -34,8 +34,8 @@ def load_data(
     """The data set ``name`` with ``val_fraction`` of its training images kept for validation, chosen by ``seed``.
 
     ``digits``, ``cluttered_digits`` and ``cifar10:FOLDER`` are held on ``device``. ``imagefolder:FOLDER`` reads
-    FOLDER/train/CLASS/*; FOLDER/val or FOLDER/test is the test set (where there are both, val is the validation set as
-    it stands).
+    FOLDER/train/CLASS/*; FOLDER/test is the test set and FOLDER/val the validation set as it stands. Where there is
+    one of them alone, it is held out to the end, and called by its name.
     ``shard`` is (rank, world) in a run of several processes: each gets its part of the batches one would see.
     """
     kind, colon, path = name.partition(":")
@@ -152,4 +152,5 @@ class _Request:
             classes=len(folder.classes),
             names=folder.classes,
             preprocessing=preprocessing(self.options),
+            tested_on="test" if (root / "test").is_dir() else "val/",
         )

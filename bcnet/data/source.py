@@ -91,7 +91,8 @@ class Data:
     ``train`` and ``val`` are disjoint parts of the training set and ``whole`` is both together, augmented, for
     the final training; ``test`` is never looked at by the search. In a run of several processes ``train`` and
     ``whole`` give each its share of every batch, ``val`` and ``test`` give all images to all. ``names`` are those of
-    the classes, and ``preprocessing`` is what was done to images, where known.
+    the classes, ``preprocessing`` is what was done to images, where known, and ``tested_on`` what the test images are
+    called.
     """
 
     name: str
@@ -103,6 +104,12 @@ class Data:
     classes: int | None = None
     names: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
+    tested_on: str = "test"
+
+    @property
+    def scored_on(self) -> str:
+        """The images that trained networks are scored on, in a word."""
+        return "val" if self.test is None else self.tested_on
 
 
 def split(labels: Index, fraction: float, seed: int) -> tuple[Index, Index]:

@@ -29,8 +29,8 @@ _SIZES = {"full": 11, "uniform": 12, "balanced": 12, "random": 12, "found": 17}
 def all_charts(data: ReportData) -> dict[str, Figure]:
     """Every chart by the id of its place on the page."""
     known = {} if data.gains is None else {"log-width": log_width(data, data.gains)}
-    if data.race:
-        known["race"] = race(data)
+    if data.race or data.validated:
+        known["validation"] = validation(data)
     if data.supernet_curve is not None:
         known["supernet-curve"] = curves([data.supernet_curve])
     if data.principle is not None:
@@ -45,12 +45,13 @@ def all_charts(data: ReportData) -> dict[str, Figure]:
     }
 
 
-def race(data: ReportData) -> Figure:
-    """What every finalist had on validation after each round it ran in."""
+def validation(data: ReportData) -> Figure:
+    """What networks had on validation images: finalists after each round they ran in, and all after training."""
     key = "loss" if data.ranked_by == "loss" else "score"
     traces: list[Figure] = []
-    for name in dict.fromkeys(row["name"] for row in data.race):
-        rows = [row for row in data.race if row["name"] == name]
+    measured = [*data.race, *data.validated]
+    for name in dict.fromkeys(row["name"] for row in measured):
+        rows = sorted((row for row in measured if row["name"] == name), key=lambda row: row["epochs"])
         traces.append(
             {
                 "type": "scatter",
@@ -75,7 +76,7 @@ def retained(data: ReportData) -> Figure:
     hover = [_about(data, place) for place in range(len(places))]
     bars: Figure = {
         "type": "bar",
-        "name": "found",
+        "name": "slim",
         "x": places,
         "y": ratios,
         "hovertext": hover,
@@ -241,7 +242,13 @@ def _variable_axis(data: ReportData) -> Figure:
     axis["range"] = [0.4, count + 0.6]
     if count <= MOST_NAMES:
         names = [_short(variable.name) for variable in data.variables]
-        axis |= {"tickvals": list(range(1, count + 1)), "ticktext": names, "tickangle": "auto", "title": {"text": ""}}
+        axis |= {
+            "tickvals": list(range(1, count + 1)),
+            "ticktext": names,
+            "autotickangles": [0, -45, -90],
+            "title": {"text": ""},
+        }
+        axis["ticklabeloverflow"] = "allow"
     return axis
 
 
@@ -317,10 +324,11 @@ def _dots(name: str, x: list[float], y: list[float]) -> Figure:
 
 
 def _point(data: ReportData, name: str, x: float, y: float, unit: str) -> Figure:
+    label = "choice" if name == "found" else name
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": name,
+        "name": label,
         "x": [x],
         "y": [y],
         "marker": {
@@ -329,7 +337,7 @@ def _point(data: ReportData, name: str, x: float, y: float, unit: str) -> Figure
             "size": _SIZES[name],
             "line": {"color": "--paper", "width": 1.5},
         },
-        "hovertemplate": f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>{name}</extra>",
+        "hovertemplate": f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>{label}</extra>",
     }
 
 

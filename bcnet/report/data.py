@@ -12,7 +12,8 @@ from bcnet.space.widths import WidthVariable
 
 NAMES = (
     "full", "uniform", "uniform-8", "balanced", "random", "random-global", "l1-global", "l2-global", "bn-scale-global",
-    "taylor-global", "fpgm-global", "lamp-global", "found",
+    "taylor-global", "fpgm-global", "lamp-global", "random-isomorphic", "l1-isomorphic", "l2-isomorphic",
+    "bn-scale-isomorphic", "taylor-isomorphic", "fpgm-isomorphic", "lamp-isomorphic", "found",
 )  # fmt: skip
 
 
@@ -46,8 +47,9 @@ class ReportData:
 
     ``full_widths`` (L,) are those of the original; ``reference_scores`` what the search's scorer gave for ``full`` and
     ``uniform``; ``principle`` and ``supernet_curve`` are None where no supernet was trained; ``inherited`` says that
-    networks began with the weights of the given one, and ``race`` what its finalists had after each round; ``slim`` is
-    the name of the network that ships; ``ranked_by`` says whether these and the trials' are scores or negated losses;
+    networks began with the weights of the given one, ``race`` what its finalists had on validation images after each
+    round, and ``validated`` what networks had there after training (epochs, score, loss); ``slim`` is the name of the
+    network that ships; ``ranked_by`` says whether these and the trials' are scores or negated losses;
     ``gains`` (L,) are what the log-width model holds for doubling each width, where it chose; ``percent`` says that
     scores are shares, shown in percent; ``count`` is how many samples they are means of, where known, and ``repeats``
     how many trainings; ``learnt`` says whether the network that ships knows more than chance; ``kept`` has for each
@@ -78,6 +80,7 @@ class ReportData:
     ranked_by: str = "score"
     inherited: bool = False
     race: tuple[Mapping[str, Any], ...] = ()
+    validated: tuple[Mapping[str, Any], ...] = ()
     learnt: bool = True
     unit: str = ""
     higher_is_better: bool = True

@@ -25,7 +25,7 @@ def fairness(data: ReportData, chosen: Principle) -> dict[str, Any]:
         "data": traces,
         "layout": {
             "xaxis": {"title": {"text": "channel of the supernet"}, "showgrid": False},
-            "yaxis": {"title": {"text": "widths and sides that use it"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "how often it is used"}, "rangemode": "tozero"},
         },
     }
 

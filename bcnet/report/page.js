@@ -2,11 +2,25 @@
 (async function () {
   "use strict";
   // Plotly is packed, which makes the page less than half as large.
-  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
-  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const unpacked = new Blob([base85(document.getElementById("plotly").textContent)]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
   script.textContent = await new Response(unpacked).text();
   document.head.append(script);
+
+  // Five characters are four bytes; "/" stands for "<", which a page had better not hold.
+  function base85(text) {
+    const letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;/=>?@^_`{|}~";
+    const missing = (5 - text.length % 5) % 5;
+    text += "~".repeat(missing);
+    const values = new Uint8Array(128), bytes = new DataView(new ArrayBuffer(text.length / 5 * 4));
+    for (let i = 0; i < 85; i++) values[letters.charCodeAt(i)] = i;
+    for (let i = 0; i < text.length; i += 5) {
+      let number = 0;
+      for (let j = i; j < i + 5; j++) number = 85 * number + values[text.charCodeAt(j)];
+      bytes.setUint32(i / 5 * 4, number);
+    }
+    return bytes.buffer.slice(0, bytes.byteLength - missing);
+  }
 
   const charts = JSON.parse(document.getElementById("charts").textContent);
   let styles, printing = false;
@@ -108,6 +122,10 @@
     draw("fairness");
     document.getElementById("fairness-verdict").textContent = picker.selectedOptions[0].dataset.verdict;
   });
+
+  // A chart that was folded away when it was drawn had no width then.
+  document.querySelectorAll("details").forEach((part) => part.addEventListener("toggle", () =>
+    part.querySelectorAll(".chart").forEach((chart) => Plotly.Plots.resize(chart))));
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   matchMedia("print").addEventListener("change", (event) => print(event.matches));

@@ -69,12 +69,13 @@ def file_text(name: str) -> str:
 
 @cache
 def packed_plotly() -> str:
-    """Plotly's script, compressed: a page is 2 MB instead of 5. Browsers unpack it (page.js)."""
+    """Plotly's script, compressed, in base 85: a page has less than 2 MB instead of 5. Browsers unpack it (page.js)."""
     try:
         source: str = importlib.import_module("plotly.offline").get_plotlyjs()
     except ModuleNotFoundError:
         raise BcnetError('the report draws with plotly, which is not installed: pip install "bcnet[report]"') from None
-    return base64.b64encode(gzip.compress(source.encode(), mtime=0)).decode()
+    packed = base64.b85encode(gzip.compress(source.encode(), mtime=0)).decode()
+    return packed.replace("<", "/")  # which base 85 does not have, and which opens no tag
 
 
 def as_json(value: object) -> str:
@@ -83,9 +84,9 @@ def as_json(value: object) -> str:
 
 
 def _finite(value: object) -> object:
-    """``value`` with null for what JSON has no number for."""
+    """``value`` with floats of six digits, and null for what JSON has no number for."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -135,7 +136,7 @@ def _networks(data: ReportData) -> str:
     rows = [_row(data, data.networks[name], costs, measured) for name in NAMES if name in data.networks]
     classes = ["", *(_wide(data, name) for name in costs), ""]
     head = "".join(f"<th{c}>{escape(h)}</th>" for c, h in zip(classes, heads, strict=False))
-    head += "<th>slim is ahead by</th>" if ahead else ""
+    head += "<th>what ships is ahead by</th>" if ahead else ""
     return f"<table class=networks><thead><tr><th>network</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
@@ -153,7 +154,8 @@ def _measured(costs: Sequence[str]) -> str:
 
 
 def _row(data: ReportData, figures: Figures, costs: Sequence[str], measured: bool) -> str:
-    cells = [f"<td><span class='key {figures.name}'></span>{figures.name}</td>"]
+    ships = "<small>ships</small>" if figures.name == data.slim else ""
+    cells = [f"<td><span class='key {figures.name}'></span>{figures.name}{ships}</td>"]
     cells.append(f"<td>{escape(words.score(data, figures.score))}</td>")
     for name in costs:
         wide = _wide(data, name)
@@ -163,7 +165,7 @@ def _row(data: ReportData, figures: Figures, costs: Sequence[str], measured: boo
         cells.append(f"<td>{words.milliseconds(figures.latency_ms)}</td>")
     if any(other.lead is not None for other in data.networks.values()):
         cells.append(f"<td>{escape(words.lead(data, figures))}</td>")
-    return f"<tr class={figures.name}>{''.join(cells)}</tr>"
+    return f"<tr{' class=ships' if figures.name == data.slim else ''}>{''.join(cells)}</tr>"
 
 
 def _ratios(data: ReportData) -> list[tuple[float, WidthVariable]]:
@@ -188,7 +190,7 @@ def _widths(data: ReportData) -> str:
         f"<td class=layers>{escape(', '.join(v.layers))}</td></tr>"
         for v, width, full in zip(data.variables, data.found.widths, data.full_widths, strict=True)
     )
-    head = "<tr><th>variable</th><th>found</th><th>full</th><th>kept</th><th style='text-align:left'>layers</th></tr>"
+    head = "<tr><th>variable</th><th>slim</th><th>full</th><th>kept</th><th style='text-align:left'>layers</th></tr>"
     return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
 
@@ -217,10 +219,11 @@ def _scored_with(data: ReportData) -> str:
 
 def _how(data: ReportData) -> str:
     began = "began with the most important channels of your network" if data.inherited else "were trained from scratch"
+    found = "Found is what search and race came to; what ships is the best on validation images within the budget. "
     return (
         f"All slim networks {began} and were trained by the same recipe, {_often(data)}, with seed "
-        f"{data.facts.get('seed', '0')}. Half of a 95% interval follows each difference. Percentages are of the full "
-        "network."
+        f"{data.facts.get('seed', '0')}. {found if data.validated else ''}Half of a 95% interval follows each "
+        "difference. Percentages are of the full network."
     )
 
 
@@ -232,10 +235,11 @@ def _often(data: ReportData) -> str:
 
 def _training(data: ReportData) -> str:
     charts = {"retrain-curve": "Slim networks" if data.inherited else "Networks from scratch"}
-    if data.race:
-        charts = {"race": "The race of the finalists, on validation images", **charts}
+    if data.race or data.validated:
+        title = "On validation images: the race, and the end of training" if data.race else "On validation images"
+        charts = {"validation": title, **charts}
     if data.supernet_curve is not None:
-        charts = {"supernet-curve": "The supernet, all paths", **charts}
+        charts = {"supernet-curve": "The supernet: mean over the networks it trains", **charts}
     return "".join(
         f'<div><h3>{title}</h3><div class="chart low" id="{name}"></div></div>' for name, title in charts.items()
     )
@@ -248,10 +252,11 @@ def _fairness_section(data: ReportData) -> str:
     principle = get_principle(data.principle)
     verdict = _fairness(principle, data.variables[widest(data)])
     return (
-        f"<section><h2>Fairness of the supernet</h2><p>{escape(_fair(data, principle))}</p>"
+        "<section><h2>Method</h2><details><summary>How evenly the supernet trains its channels</summary>"
+        f"<p>{escape(_fair(data, principle))}</p>"
         '<p class="picker"><label>Width variable '
         f'<select id="fairness-variable">{_variables(data, principle)}</select></label></p>'
-        f'<p id="fairness-verdict">{escape(verdict)}</p><div class="chart low" id="fairness"></div></section>'
+        f'<p id="fairness-verdict">{escape(verdict)}</p><div class="chart low" id="fairness"></div></details></section>'
     )
 
 

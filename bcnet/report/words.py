@@ -24,13 +24,20 @@ RIVALS = {
     "random": "the best of random widths",
     "random-global": "cutting channels at random",
     **{f"{name}-global": f"one threshold on {label} over all layers" for name, label in CRITERIA.items()},
+    "random-isomorphic": "cutting channels at random, kind by kind",
+    **{f"{name}-isomorphic": f"one threshold on {label} for each kind of layer" for name, label in CRITERIA.items()},
 }
 """What the network found is compared with at its own budget."""
 
 NOT_LEARNT = (
     "Its outputs score no better with the targets of their own inputs than with those of others: train it for longer, "
-    "at another rate, or check the data."
+    "at another learning rate, or check the data."
 )
+
+
+def images(scored_on: str) -> str:
+    """What a run's ``scored_on`` stands for."""
+    return {"test": "test images", "val": "validation images", "val/": "images of val/"}.get(scored_on, scored_on)
 
 
 def score(data: ReportData, value: float) -> str:
@@ -105,11 +112,13 @@ def badge(data: ReportData) -> tuple[str, str]:
     if not all(kept["met"] for kept in data.kept):
         return "failed: a budget is not met", "bad"
     rivals = _rivals(data)
+    if data.slim != "found":
+        return "the search was not worth it", "bad"
     if not rivals:
         return "not compared", "open"
     best = max(rivals, key=lambda rival: rival.score)
     ahead, chance = data.found.score - best.score, _chance(data, best)
-    if data.slim != "found" or -ahead > chance:
+    if -ahead > chance:
         return "the search was not worth it", "bad"
     return ("worth it", "good") if ahead > chance else ("no clear difference", "open")
 
@@ -127,7 +136,7 @@ def verdict(data: ReportData) -> list[str]:
     """The verdict in two or three sentences."""
     budget = ", ".join(b.text for b in data.budgets)
     return [
-        f"Within {budget}, the widths found for {data.model} reach {score(data, data.found.score)} {data.metric} "
+        f"Within {budget}, the slim network of {data.model} reaches {score(data, data.found.score)} {data.metric} "
         f"on the {data.scored_on} of {data.data}"
         + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}."),
         *([] if data.learnt else [NOT_LEARNT]),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bcnet import __version__
+from bcnet.report.words import images
 from bcnet.run.recipe import PYTHON
 from bcnet.run.session import Run
 from bcnet.search.constraints import format_cost
@@ -87,11 +88,11 @@ def _share(value: float, full: float | None) -> str:
 
 
 def _worth(run: Run, trained: Mapping[str, Any]) -> str:
-    metric, images = run.task, "test" if trained["scored_on"] == "test" else "validation"
+    metric = run.task
     score = trained["score"] if metric.higher_is_better else -trained["score"]
     shown = f"{100 * score:.2f} %" if metric.unit == "%" else f"{score:.4g} {metric.unit}".strip()
     count = f"{trained['count']:,} " if trained.get("count") else ""
-    return f"It has {shown} {metric.name} on {count}{images} images."
+    return f"It has {shown} {metric.name} on {count}{images(trained['scored_on'])}."
 
 
 def _input(run: Run, facts: Mapping[str, Any]) -> str:

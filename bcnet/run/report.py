@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bcnet.errors import BcnetError
-from bcnet.report import Curve, Figures, ReportData, render
+from bcnet.report import Curve, Figures, ReportData, render, words
 from bcnet.report.data import NAMES
 from bcnet.report.several import render_several
 from bcnet.report.tradeoff import Tradeoff, TradeoffPoint, render_tradeoff
@@ -129,7 +129,7 @@ def _assembled(
     with TrialStore(folder.path("trials.sqlite"), read_only=True) as store:
         trials = store.trials()
     in_python = folder.recipe.model == PYTHON
-    histories = {name: folder.read(f"retrain/{name}")["history"] for name in rows}
+    trained = {name: folder.read(f"retrain/{name}") for name in rows}
     return ReportData(
         model="your network" if in_python else trace["model"],
         data="your loaders" if in_python else folder.recipe.data,
@@ -137,7 +137,7 @@ def _assembled(
         percent=metric["unit"] == "%",
         unit="" if metric["unit"] == "%" else metric["unit"],
         higher_is_better=metric["higher_is_better"],
-        scored_on=_SCORED_ON.get(compare["scored_on"], compare["scored_on"]),
+        scored_on=words.images(compare["scored_on"]),
         budgets=tuple(Budget(**budget) for budget in trace["budgets"]),
         variables=tuple(_variable(entry) for entry in trace["variables"]),
         full_widths=tuple(trace["widths"]["full"]),
@@ -147,7 +147,7 @@ def _assembled(
         chosen=Trial.from_dict(search["best"]),
         reference_scores=search["reference"],
         supernet_curve=_curve("supernet", train["history"]) if train else None,
-        retrain_curves=tuple(_curve(name, histories[name]) for name in NAMES if name in histories),
+        retrain_curves=tuple(_curve(name, trained[name]["history"]) for name in NAMES if name in rows),
         recipe=folder.recipe_text,
         command=shlex.join(run["command"]),
         repeat=_IN_PYTHON if in_python else _repeat(folder),
@@ -156,6 +156,7 @@ def _assembled(
         gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
         inherited=folder.recipe.start == "trained",
         race=tuple(folder.read("race")["rounds"]) if folder.done("race") else (),
+        validated=tuple(_validated(name, trained[name]) for name in NAMES if "val" in trained.get(name, ())),
         slim=compare.get("chosen", "found"),
         learnt=rows[compare.get("chosen", "found")].get("learnt", True),
         count=rows["found"].get("count"),
@@ -169,7 +170,6 @@ def _assembled(
 
 
 _IN_PYTHON = "bcnet.slim(model, example, train, val, recipe='recipe.yaml')  # the recipe below, in a file"
-_SCORED_ON = {"test": "test images", "val": "validation images"}
 
 
 def _repeat(folder: RunFolder) -> str:
@@ -195,6 +195,12 @@ def _variable(entry: dict[str, Any]) -> WidthVariable:
 
 def _curve(name: str, history: list[dict[str, float]]) -> Curve:
     return Curve(name, tuple(row["loss"] for row in history))
+
+
+def _validated(name: str, trained: dict[str, Any]) -> dict[str, Any]:
+    """What a network had on validation images after its last epoch; that of a race's winner goes on with its rounds."""
+    measured = {key: trained["val"][key] for key in ("score", "loss")}
+    return {"name": trained.get("finalist") or name, "shown": name, "epochs": len(trained["history"]), **measured}
 
 
 def _times(folder: RunFolder) -> dict[str, str]:

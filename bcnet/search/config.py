@@ -30,7 +30,7 @@ class SearchConfig:
     """Offspring that break a budget are shrunk until they hold it, so none is scored in vain."""
     pool: Count = 4
     """Offspring made for each one scored: a surrogate picks the most promising. 1: no surrogate."""
-    climbers: Natural = 10
+    hill_climbs: Natural = 10
     """How many of the best widths, and of the front, climb on the surrogate into that pool."""
     explore: Share = 1.0
     """How far the surrogate's doubt is explored: 1 draws it from its posterior, 0 trusts its likeliest guess."""
@@ -40,8 +40,8 @@ class SearchConfig:
     """What decides: the best ``score``, or the ``log-width`` model (experimental) fitted to all scores, whose best
     configuration is scored last (:class:`~bcnet.search.predictors.log_width.LogWidthModel`). The model is for scores
     that err, as a supernet's do; ``greedy`` and ``uniform`` end where they end."""
-    effective: Annotated[float, Field(ge=1)] = 2.0
-    """Prior population: the effective number of candidates per variable to sample from."""
+    prior_spread: Annotated[float, Field(ge=1)] = 2.0
+    """Prior population: about how many candidates of each variable it is sampled from; 1 takes the likeliest alone."""
     executor: str = "here"
     workers: Count = 1
 
@@ -56,7 +56,7 @@ class SearchConfig:
     @classmethod
     def paper(cls, **settings: Any) -> SearchConfig:
         """NSGA-II as the paper runs it: 10 retained, no repair, no surrogate."""
-        return cls(**{"retained": 10, "feasible_only": False, "pool": 1, "climbers": 0, **settings})
+        return cls(**{"retained": 10, "feasible_only": False, "pool": 1, "hill_climbs": 0, **settings})
 
     @property
     def by_log_width(self) -> bool:

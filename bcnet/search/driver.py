@@ -176,7 +176,7 @@ def _initial(
         rng = np.random.default_rng([config.seed, 3])
         errors = potential_errors(constraints.space, initial)
         wanted = config.room if config.strategy == "prior" else config.population
-        widths, report = prior_population(constraints, errors, wanted, rng, config.effective)
+        widths, report = prior_population(constraints, errors, wanted, rng, config.prior_spread)
         return (widths if config.strategy == "prior" else constraints.with_uniform(widths)[:wanted]), report
     return constraints.space.decode(np.atleast_2d(constraints.space.encode(initial))), None
 

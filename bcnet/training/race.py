@@ -2,31 +2,40 @@
 
 Whatever chose the finalists, what ships has been trained and measured against the others on held-out images; so it is,
 but for noise, never worse than any of them. All finalists follow the schedule of the whole training, which makes their
-measurements comparable and lets the winner go on with what it has learnt.
+measurements comparable and lets the winner go on with what it has learnt. A finalist is stopped only if it is worse by
+more than the held-out images leave to chance: all see the same ones, so their differences part by part tell.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from bcnet.data.source import Data
+from bcnet.data.source import Batch, Data, Source
 from bcnet.training.loop import History, Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, checked
 
+CLEAR = 2.0
+"""Standard errors of a paired difference from which on a finalist is worse by more than chance."""
+PARTS = 40
+"""Of the held-out images, at least, whose losses finalists are compared by."""
+
 
 @checked
 @dataclass(frozen=True)
 class RaceConfig:
-    """``finalists`` begin; after each of ``rounds`` the better half goes on, after the last one alone. The rounds take
-    ``epochs`` of the training (half of it where left out), each twice as long as the one before."""
+    """``finalists`` begin; after each of ``rounds`` the better half goes on, after the last one alone, and with them
+    those that are worse by no more than chance, as many again at the most. The rounds take ``epochs`` of the training
+    (half of it where left out), each twice as long as the one before."""
 
     finalists: Count = 6
     rounds: Count = 3
@@ -41,7 +50,8 @@ class RaceConfig:
         return 1 if last else math.ceil(alive / 2)
 
     def work(self, epochs: int) -> int:
-        """The epochs that all finalists of a training of ``epochs`` are trained for, together."""
+        """The epochs that all finalists of a training of ``epochs`` are trained for, together, where no two of them are
+        too close to call."""
         alive, begun, total = self.finalists, 0, 0
         milestones = self.milestones(epochs)
         for end in milestones:
@@ -108,13 +118,41 @@ class Racing:
                 break
             for entry in alive:
                 entry.rounds.append(self._round(entry, number, epochs, folder, results, progress))
-            left = self.race.survivors(len(alive), last=number == len(milestones))
-            alive = sorted(alive, key=lambda entry: self.rank(entry.rounds[-1]))[:left]
-        return self._finish(alive[0], folder, progress)
+            alive = self._survivors(alive, last=number == len(milestones))
+        return self._best([self._finish(entry, folder, progress) for entry in alive])
+
+    def _survivors(self, alive: list[Entry], last: bool) -> list[Entry]:
+        """The better half, or the best, and those that are worse by no more than chance, as many again at the most."""
+        ranked = sorted(alive, key=lambda entry: self.rank(entry.rounds[-1]))
+        left = self.race.survivors(len(alive), last)
+        worst = ranked[left - 1].rounds[-1]
+        close = [entry for entry in ranked[left : 2 * left] if not _worse(entry.rounds[-1], worst)]
+        return ranked[:left] + close
+
+    def _best(self, finished: list[Winner]) -> Winner:
+        """The better of those that were too close to call before their last epochs."""
+        if len(finished) == 1:
+            return finished[0]
+        measured = [self._measure(winner.network) for winner in finished]
+        return finished[min(range(len(finished)), key=lambda number: self.rank(measured[number]))]
 
     def rank(self, measured: dict[str, Any]) -> float:
         """What is sorted by: lower is better."""
         return float(measured["loss"]) if self.by == "loss" else -float(measured["score"])
+
+    def _measure(self, network: nn.Module) -> dict[str, Any]:
+        """Loss and scores on the held-out images, and in ``parts`` what decides, of some images at a time."""
+        task, parts = self.task or Task.classification(self.config.optimisation.label_smoothing), []
+
+        def loss(output: Any, target: Any) -> Tensor:
+            value = task.loss(output, target)
+            told = value if self.by == "loss" else -task.score(output, target).double().mean()
+            parts.append(float(told))
+            return value
+
+        bf16 = self.config.optimisation.bf16
+        measured = evaluate(network, _InParts(self.data.val), replace(task, loss=loss), bf16=bf16)
+        return {**measured, "parts": parts}
 
     def _round(
         self,
@@ -132,8 +170,7 @@ class Racing:
         network = entry.build()
         training = self._training(entry, network, folder)
         training.run(_named(progress, entry.name), epochs)
-        measured = evaluate(network, self.data.val, training.task, bf16=self.config.optimisation.bf16)
-        result = {"round": number, "name": entry.name, "epochs": epochs, **measured}
+        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(network)}
         results.keep(key, result)
         return result
 
@@ -148,6 +185,30 @@ class Racing:
         return open_training(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )
+
+
+@dataclass(frozen=True)
+class _InParts:
+    """``source`` in batches so small that there are :data:`PARTS` of them, if there are as many inputs."""
+
+    source: Source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
+        each = -(-PARTS // len(self.source))
+        for x, y in self.source.batches(epoch, start, device):
+            yield from zip(x.chunk(each), y.chunk(each), strict=True)
+
+
+def _worse(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether ``one`` is worse by more than chance; where a measurement has too few parts to tell, it is."""
+    parts = [np.array(measured.get("parts", ())) for measured in (one, other)]
+    if min(map(len, parts)) < 2:
+        return True
+    difference = parts[0] - parts[1]
+    return bool(difference.mean() > CLEAR * difference.std(ddof=1) / len(difference) ** 0.5)
 
 
 def _named(progress: Callable[[str, Progress], None] | None, name: str) -> Callable[[Progress], None] | None:

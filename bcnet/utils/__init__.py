@@ -1,1 +1,1 @@
-"""What every room needs and none owns: whole files or none, provenance, progress."""
+"""What every package needs and none owns: whole files or none, provenance, progress."""

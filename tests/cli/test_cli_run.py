@@ -111,6 +111,10 @@ def test_stages_alone(recipe_file: Path, tmp_path: Path) -> None:
     assert "  found 10/10" in result.stderr
     assert not Run(folder).done("compare")
     assert run("report", folder, "--trust").exit_code == 0
+    drawn = Path(folder, "report.html")
+    drawn.unlink()
+    assert run("report", folder).stdout.endswith(f"report: {drawn}\n")  # drawing runs no code of the network's
+    assert drawn.stat().st_size < 2e6
     assert Run(folder).path("report.html").is_file()
 
 

@@ -53,6 +53,7 @@ def folder_data(root: Path, **changes: Any) -> Data:
 def test_parts_of_an_image_folder(root: Path) -> None:
     data = folder_data(root)
     assert (data.classes, data.shape) == (2, (3, 8, 8))
+    assert data.scored_on == "val/"  # held out to the end, but no test images
     assert [len(y) for _, y in pairs(data.train)] == [4, 4, 4]
     assert [len(y) for _, y in pairs(data.val)] == [5]
     assert [len(y) for _, y in pairs(data.test)] == [3, 4]

@@ -29,7 +29,7 @@ def test_verdict_names_gain_and_price():
     data = example()
     assert words.headline(data) == "49% of the FLOPs for 0.23\N{NO-BREAK SPACE}points of accuracy"
     assert words.verdict(data) == [
-        "Within flops=50%, the widths found for torchvision:resnet50 reach 76.38% accuracy on the test images of "
+        "Within flops=50%, the slim network of torchvision:resnet50 reaches 76.38% accuracy on the test images of "
         "imagefolder:/data/birds & bees; the full network reaches 76.61%.",
         "At the same budget, scaling all layers alike gives 75.24%, 1.14\N{NO-BREAK SPACE}points less.",
     ]

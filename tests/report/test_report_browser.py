@@ -73,7 +73,8 @@ def _local(url: str) -> bool:
 
 def test_all_charts_are_drawn(page):
     for name in CHARTS:
-        assert page.locator(f"#{name} .main-svg").first.bounding_box()["width"] > 250
+        if name != "fairness":  # folded away
+            assert page.locator(f"#{name} .main-svg").first.bounding_box()["width"] > 250
     assert page.locator("#retained .bars .point").count() == 37
     assert page.locator("#front .scatterlayer .trace").count() == 5
     ARTIFACTS.mkdir(exist_ok=True)
@@ -91,6 +92,8 @@ def test_hovering_over_a_bar_names_its_layers(page):
 
 
 def test_another_variable_can_be_picked(page):
+    page.locator("summary", has_text="How evenly").click()
+    page.wait_for_function("document.querySelector('#fairness .main-svg').getBoundingClientRect().width > 250")
     page.locator("#fairness-variable").select_option(index=0)
     assert page.locator("#fairness-verdict").text_content() == "Each of its 67 channels is used 20 times: fair."
     page.wait_for_function("document.querySelectorAll('#fairness .scatterlayer .trace').length === 2")

@@ -263,7 +263,7 @@ def test_progress_is_told_of_every_trial() -> None:
         ({"evaluations": 0}, "evaluations is 0, but it must be at least 1"),
         ({"population": 1}, "population is 1, but it must be at least 2"),
         ({"front_share": 1.5}, "front_share is 1.5, but it must be at most 1"),
-        ({"effective": 0.5}, "effective is 0.5, but it must be at least 1"),
+        ({"prior_spread": 0.5}, "prior_spread is 0.5, but it must be at least 1"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:

@@ -29,12 +29,16 @@ def rank(
         "runs/rank"
     ),
     lr: Annotated[float, typer.Option(help="Learning rate at the start.")] = 0.1,
-    warmup: Annotated[float, typer.Option(help="Epochs over which the rate rises.")] = 0.0,
+    warmup: Annotated[float, typer.Option(help="Epochs over which the learning rate rises.")] = 0.0,
     weight_decay: Annotated[float, typer.Option(help="Weight decay of the supernet.")] = 0.0,
-    head: Annotated[float, typer.Option(help="Keep the classifier's rate to this / its features; 0: do not.")] = 0.0,
+    head: Annotated[
+        float, typer.Option(help="Limit the last layer's learning rate to this / its inputs; 0: do not.")
+    ] = 0.0,
     batch: Annotated[int, typer.Option(min=2, help="Images in a training step.")] = 256,
     complement: Annotated[bool | None, typer.Option(help="Ablation: train the complement too, or not.")] = None,
-    sides: Annotated[str | None, typer.Option(help="Ablation: both, alternate or left.")] = None,
+    sides: Annotated[
+        str | None, typer.Option(help="Ablation, from which ends widths take channels: both, alternate or left.")
+    ] = None,
     sandwich: Annotated[
         bool | None, typer.Option(help="Ablation: the widest network teaches the others, or not.")
     ] = None,

@@ -54,13 +54,12 @@ def keep_network(run: Run, name: str, network: nn.Module, result: dict[str, Any]
     images need not.
     """
     network.eval()
-    on = "test" if run.data.test is not None else "val"
     images, bf16 = run.data.test or run.data.val, run.recipe.retrain.bf16
     measured = evaluate(network, images, run.task, bf16=bf16)
     known = learnt(network, images, run.task, bf16=bf16)
     if run.holds_out:
         result = {**result, "val": evaluate(network, run.data.val, run.task, bf16=bf16)}
     costs = run.cost_of(result["widths"])
-    figures = {"name": name, "scored_on": on, **measured, "learnt": known, "costs": costs}
+    figures = {"name": name, "scored_on": run.data.scored_on, **measured, "learnt": known, "costs": costs}
     run.write(f"retrain/{name}", {**figures, **result}, network.state_dict())
     run.remove(f"{CHECKPOINTS}/{name}")

@@ -38,7 +38,7 @@ def score_given(run: Run) -> None:
         "knew": knows,
         "metric": run.task.metric,
         "before": before,
-        "scored_on": "val" if run.data.test is None else "test",
+        "scored_on": run.data.scored_on,
         **measured,
         "val": evaluate(network, run.data.val, run.task, bf16=run.recipe.given.bf16),
         "history": history,

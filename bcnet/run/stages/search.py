@@ -188,7 +188,7 @@ def proposals(run: Run) -> Widths | None:
 
 
 def _tell_search(run: Run, state: SearchProgress, ranked_by: str) -> None:
-    figures: dict[str, float] = {"generation": state.generation, "hits": state.hits}
+    figures: dict[str, float] = {"generation": state.generation}
     if state.best is not None and state.best.score is not None:
         best = state.best.score
         figures |= {"best": best} if ranked_by == "score" else {"lowest loss": -best}

@@ -92,7 +92,7 @@ class ScreenedMating(Mating):
         self._surrogate.add(index[known], scores[known])
         good = known & self._constraints.feasible(self._constraints.space.decode(index))
         merged = np.append(self._best_scores, scores[good])
-        kept = np.argsort(-merged, kind="stable")[: self._config.climbers]
+        kept = np.argsort(-merged, kind="stable")[: self._config.hill_climbs]
         self._best, self._best_scores = np.vstack([self._best, index[good]])[kept], merged[kept]
 
     def do(self, problem: Problem, pop: Population, n_offsprings: int, **kwargs: Any) -> Population:
@@ -107,7 +107,7 @@ class ScreenedMating(Mating):
     def _climbed(self, pop: Population) -> Indices:
         """Climbs from the best, within the budgets, and from the front, at no more than each one's cost."""
         front = pop[(pop.get("rank") == 0) & pop.get("FEAS")[:, 0]].get("X").astype(np.int64)
-        some = self._rng.permutation(len(front))[: self._config.climbers]
+        some = self._rng.permutation(len(front))[: self._config.hill_climbs]
         starts = np.vstack([self._best, front[some].reshape(-1, self._best.shape[1])])
         caps = self._constraints.excess(self._constraints.space.decode(starts))[:, 0]
         caps[: len(self._best)] = 0.0
