@@ -25,11 +25,12 @@ from bcnet.search.strategies.enumerate import LARGEST, enumerate_all
 from bcnet.search.strategies.greedy import greedy
 from bcnet.search.strategies.legr import legr
 from bcnet.search.strategies.markov import markov
+from bcnet.search.strategies.neighbours import neighbours
 from bcnet.search.trial import Trial, best_of, front_of
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
 
-STRATEGIES = ("evolution", "prior", "markov", "agent", "legr", "greedy", "random", "uniform", "enumerate")
+STRATEGIES = ("evolution", "neighbours", "prior", "markov", "agent", "legr", "greedy", "random", "uniform", "enumerate")
 IDLE_ROUNDS = 100
 
 Ranked = list[NDArray[np.float64]]
@@ -169,7 +170,7 @@ def _initial(
         raise BcnetError("strategy 'prior' samples from the losses of a supernet's training: give them as initial")
     if initial is None:
         return None, None
-    if config.strategy not in ("evolution", "prior"):
+    if config.strategy not in ("evolution", "neighbours", "prior"):
         raise BcnetError(f"strategy {config.strategy!r} takes no initial population: leave it out, or use evolution")
     if isinstance(initial, PathLosses):
         rng = np.random.default_rng([config.seed, 3])
@@ -187,6 +188,8 @@ def _strategy(
         raise BcnetError("strategy 'legr', and no other, ranks channels by their importance: give both or neither")
     if importance is not None:
         return legr(constraints, config, importance)
+    if config.strategy == "neighbours":
+        return neighbours(constraints, config, population)
     if config.strategy == "evolution":
         from bcnet.search.strategies.evolution import evolution
 

@@ -3,12 +3,13 @@
 An axis is a row of segments. A segment holds all units of one variable in order, each repeated
 ``repeat`` times (a flattened 7x7 map: 49; a group of a grouped convolution: its channels), or a fixed
 number of channels. A concatenation is two segments. *Units* are what a variable counts: one unit is
-``unit`` channels of its width.
+``unit`` channels of its width. Where a buffer of numbers puts channels in another order, the units of segments lie
+mixed, and the buffer's own axis says whose channels its numbers are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,10 +48,24 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """A buffer's numbers are channels of ``axis``, which has ``full`` units of every variable in the original."""
+
+    axis: Axis
+    full: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Axis:
-    """One dimension of a parameter."""
+    """One dimension of a parameter.
+
+    ``mixed`` is (segment, unit) of every index in the original, where segments do not lie one after the other; units
+    beyond those come last. ``numbers`` says what is counted by a buffer along this axis that holds numbers of channels.
+    """
 
     segments: tuple[Segment, ...]
+    mixed: tuple[tuple[int, int], ...] = ()
+    numbers: Numbers | None = None
 
     @property
     def size(self) -> Size:
@@ -63,8 +78,29 @@ class Axis:
     def variables(self) -> frozenset[int]:
         return frozenset(s.variable for s in self.segments if s.variable is not None)
 
+    def places(self, total: Sequence[int]) -> np.ndarray:
+        """Segment and unit of every index of an axis built for ``total`` units, shape (n, 2)."""
+        counts = np.array([1 if s.variable is None else int(total[s.variable]) for s in self.segments])
+        rows = [
+            np.stack([np.full(n * s.repeat, i), np.repeat(np.arange(n), s.repeat)], 1)
+            for i, (s, n) in enumerate(zip(self.segments, counts.tolist(), strict=True))
+        ]
+        whole = np.concatenate(rows)
+        if not self.mixed:
+            return whole
+        known = np.array(self.mixed)
+        held = np.zeros(len(counts), dtype=np.int64)
+        np.maximum.at(held, known[:, 0], known[:, 1] + 1)
+        beyond = whole[whole[:, 1] >= held[whole[:, 0]]]
+        return np.concatenate([known[known[:, 1] < counts[known[:, 0]]], beyond])
+
     def pieces(self, units: Sequence[int], total: Sequence[int], side: str) -> tuple[tuple[int, int], ...]:
         """``(start, length)`` of the slices that ``units`` take of an axis built for ``total`` units."""
+        if self.mixed:
+            first = [int(t) - int(n) if side == "right" else 0 for n, t in zip(units, total, strict=True)]
+            taken = self.indices([np.arange(f, f + int(n)) for f, n in zip(first, units, strict=True)], total)
+            runs = np.split(taken, np.flatnonzero(np.diff(taken) != 1) + 1)
+            return tuple((int(run[0]), len(run)) for run in runs if len(run))
         found: list[tuple[int, int]] = []
         start = 0
         for s in self.segments:
@@ -82,6 +118,12 @@ class Axis:
     def indices(self, kept: Sequence[np.ndarray], total: Sequence[int]) -> np.ndarray:
         """The indices that the units ``kept`` of every variable take of an axis built for ``total`` units."""
         found: list[np.ndarray] = []
+        if self.mixed:
+            segment, unit = self.places(total).T
+            for i, s in enumerate(self.segments):
+                units = np.arange(1) if s.variable is None else kept[s.variable]
+                found.append(np.flatnonzero((segment == i) & np.isin(unit, units)))
+            return np.sort(np.concatenate(found))
         start = 0
         for s in self.segments:
             units = np.arange(1) if s.variable is None else kept[s.variable]
@@ -90,11 +132,11 @@ class Axis:
         return np.concatenate(found)
 
 
-def parse(members: np.ndarray, counts: Sequence[int]) -> Axis | int:
+def parse(members: np.ndarray, counts: Sequence[int], loose: Collection[int] = ()) -> Axis | int:
     """The segments of an axis, or the variable that spoils it.
 
     ``members`` (n, 2) holds variable and unit of each index, variable -1 where it is fixed; ``counts``
-    are the units of each variable.
+    are the units of each variable; those in ``loose`` may lie in any order.
     """
     segments: list[Segment] = []
     position, n = 0, len(members)
@@ -109,7 +151,23 @@ def parse(members: np.ndarray, counts: Sequence[int]) -> Axis | int:
         expected = np.repeat(np.arange(counts[variable]), run)
         found = members[position : position + len(expected)]
         if len(found) < len(expected) or (found[:, 0] != variable).any() or (found[:, 1] != expected).any():
-            return variable
+            return _mixed(members, counts) if variable in loose else variable
         segments.append(Segment(variable, run))
         position += len(expected)
     return Axis(tuple(segments))
+
+
+def _mixed(members: np.ndarray, counts: Sequence[int]) -> Axis | int:
+    """As :func:`parse`, for channels in any order; every unit of a variable must be there equally often."""
+    variables = list(dict.fromkeys(members[:, 0].tolist()))
+    segments = []
+    for v in variables:
+        units = members[members[:, 0] == v, 1]
+        if v < 0:
+            segments.append(Segment(None, len(units)))
+            continue
+        times = np.bincount(units, minlength=counts[v])
+        if (times != times[0]).any():
+            return int(v)
+        segments.append(Segment(v, int(times[0])))
+    return Axis(tuple(segments), tuple((variables.index(v), max(0, u)) for v, u in members.tolist()))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import logging
 import operator
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError
 from bcnet.space.outputs import logits
+from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
 from bcnet.space.tidy import inline, keep_saved, spell_out
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -35,7 +35,7 @@ class Capture:
     placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, ``given`` what
     the network was called with, and ``dynamic`` says whether the graph takes other batch sizes too. ``output``
     is how the outputs are put together; ``adapted`` says that they are only what an adapter picks of them.
-    ``parts`` are graphs within the graph.
+    ``parts`` are graphs within the graph, ``plain`` the names of buffers that the network keeps as plain attributes.
     """
 
     graph: fx.Graph
@@ -48,6 +48,7 @@ class Capture:
     output: TreeSpec
     adapted: bool = False
     parts: Mapping[str, nn.Module] = field(default_factory=dict)
+    plain: tuple[str, ...] = ()
 
     @property
     def used(self) -> set[str]:
@@ -58,6 +59,12 @@ class Capture:
                 reached.update(node.all_input_nodes)
         return {self.state_of[node.name] for node in reached if node.name in self.state_of}
 
+    def with_constants(self, tensors: Mapping[str, Tensor]) -> Capture:
+        """The graph with these tensors of its state as constants."""
+        held = {node: tensors[name] for node, name in self.state_of.items() if name in tensors}
+        left = {node: name for node, name in self.state_of.items() if node not in held}
+        return replace(self, state_of=left, constants=self.constants | held)
+
 
 def capture(
     model: nn.Module, example: Example, *, training: bool = False, output: Callable[[Any], Any] | None = None
@@ -65,16 +72,21 @@ def capture(
     """Export ``model``, in evaluation mode by default, on ``example`` (see :func:`arguments`)."""
     given = checked(model, example)
     ran = duplicate(model).train(training)
+    before = plain_tensors(ran)
     result = _run(ran, given)
+    plain = tuple(name for name, tensor in plain_tensors(ran).items() if tensor is before.get(name))
     foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
     adapt = output if output is not None else logits if foreign else None
 
     def fresh() -> nn.Module:
         """A copy that has not run yet, so that it holds nothing of an earlier batch."""
         network = _with_constants(duplicate(model).train(training), ran)
+        for name, tensor in plain_tensors(network).items():
+            if name in plain:
+                keep_as_buffer(network, name, tensor)
         if adapt is not None:
-            plain = network.forward
-            network.forward = lambda *args, **kwargs: adapt(plain(*args, **kwargs))
+            forward = network.forward
+            network.forward = lambda *args, **kwargs: adapt(forward(*args, **kwargs))
         return network
 
     program, given, dynamic = _captured(fresh, given)
@@ -101,22 +113,44 @@ def capture(
         program.call_spec.out_spec,
         adapt is not None,
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
+        plain,
     )
 
 
 def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.export.ExportedProgram, Arguments, bool]:
     """The exported network, what it was exported on, and whether it takes any batch size."""
-    for tried in (given, one_more(given)):  # a network that remembers a batch size takes that for a fixed one
+    more = one_more(given)
+    frozen: list[torch.export.ExportedProgram] = []
+    for tried in (given, more):  # a network that remembers a batch size takes that for a fixed one
         with contextlib.suppress(Exception):  # any failure is tried with fixed sizes, and that one is reported
             program = _export(fresh(), tried, dynamic=True)
             if not _frozen(program):
                 return program, tried, True
-    try:
+            frozen.append(program)
+    if len(frozen) < 2:
         network = fresh()
-        program = _export(network, given, dynamic=False)
-    except Exception as error:
-        raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {_cause(error)}") from error
-    return program, given, _free_batch(program, fresh, given)
+        try:
+            frozen = [_export(network, given, dynamic=False)]
+        except Exception as error:
+            raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {_cause(error)}") from error
+        with contextlib.suppress(Exception):  # a network that takes no other batch size keeps the one it has
+            frozen.append(_export(fresh(), more, dynamic=False))
+    return frozen[0], given, len(frozen) == 2 and _free_batch(frozen[0], frozen[1], given)
+
+
+def used_in_training(model: nn.Module, example: Example, names: Iterable[str]) -> bool:
+    """Whether the training mode reads one of these parameters; what cannot be run is taken to."""
+    args, kwargs = checked(model, example)
+    network = duplicate(model).train()
+    parameters = dict(network.named_parameters(remove_duplicate=False))
+    wanted = [parameters[n].requires_grad_() for n in names if n in parameters and parameters[n].is_floating_point()]
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices={p.device for p in wanted if p.is_cuda}):
+            outputs = [t.sum() for t in tensors_in(network(*args, **kwargs)) if t.requires_grad]
+            found = torch.autograd.grad(torch.stack(outputs).sum(), wanted, allow_unused=True)
+    except Exception:  # then torch.export says why
+        return True
+    return any(gradient is not None for gradient in found)
 
 
 def one_more(given: Arguments) -> Arguments:
@@ -137,16 +171,12 @@ def _frozen(program: torch.export.ExportedProgram) -> bool:
     return not any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes)
 
 
-def _free_batch(program: torch.export.ExportedProgram, fresh: Callable[[], nn.Module], given: Arguments) -> bool:
+def _free_batch(program: torch.export.ExportedProgram, other: torch.export.ExportedProgram, given: Arguments) -> bool:
     """Free a graph of the batch size it was frozen at, and say whether that could be done.
 
     Its twin for one image more shows which numbers depend on the batch: ``a + b * batch`` takes their place.
     """
-    batch = tensors_in(given)[0].shape[0]
-    try:
-        twin = _export(fresh(), one_more(given), dynamic=False).graph
-    except Exception:  # a network that takes no other batch size keeps the one it has
-        return False
+    batch, twin = tensors_in(given)[0].shape[0], other.graph
     pairs = list(zip(program.graph.nodes, twin.nodes, strict=False))
     if len(twin.nodes) != len(program.graph.nodes) or any(a.target != b.target for a, b in pairs if a.op != "output"):
         return False
@@ -257,13 +287,6 @@ def checked(model: nn.Module, example: Example) -> Arguments:
     if tensors[0].shape[0] == 1:
         return tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.shape[0] == 1 else t, given)
     return given
-
-
-def duplicate(model: nn.Module) -> nn.Module:
-    """A copy of a model, also of one that keeps tensors it computed (old-style weight norm does)."""
-    kept = [value for module in model.modules() for value in vars(module).values()]
-    memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
-    return copy.deepcopy(model, memo)
 
 
 def _with_constants(network: nn.Module, ran: nn.Module) -> nn.Module:

@@ -1,20 +1,22 @@
 """The self-check at the end of tracing: a random network of the space is built, run and counted.
 
 What tracing found is held against torch itself, layer by layer: the shapes of a network at random widths, on two
-batch sizes; its FLOPs by torch's own counter; and the weights that a supernet's path and a plain network take.
+batch sizes; its FLOPs by torch's own counter; the weights that a supernet's path and a plain network take, and what
+both answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,7 +24,8 @@ from bcnet.errors import BcnetError
 from bcnet.space.capture import one_more, tensors_in
 from bcnet.space.counting import products
 from bcnet.space.operators.table import name_of
-from bcnet.space.resize import shape_at, sliced
+from bcnet.space.resize import shape_at, sliced, tiled
+from bcnet.space.rewrite import graph_network, put
 from bcnet.space.walk import layer_of
 
 if TYPE_CHECKING:
@@ -34,15 +37,24 @@ _WAY_OUT = "trace(..., check=False) leaves this check out, and ignore=[...] keep
 def self_check(space: NetworkSpace) -> None:
     """A :class:`BcnetError` that names the layer where a random network of ``space`` is not as tracing says."""
     widths = space.sample(np.random.default_rng(0))[0]
-    units = space.units(widths)
+    units, totals = space.units(widths), space.units(space.max + space.min)
     _check_slices(space, units)
-    network: Any = space.from_graph(widths)
+    held, views = _supernet(space, units, totals)
+    kept = [np.arange(total - n, total) for n, total in zip(units, totals, strict=True)]
+    network = space.from_graph(widths, held, kept)
     nodes = {node.name: node for node in space.graph.graph.nodes}
     modes = sdpa_kernel(SDPBackend.MATH), torch.no_grad()  # attention as products, which torch's counter knows
-    with modes[0], modes[1], FlopCounterMode(display=False) as counter:
-        _Inspector(network, nodes, space, units, counter).run(*tensors_in(space.inputs))
-        if space.graph.dynamic:
-            _Inspector(network, nodes, space, None, counter).run(*tensors_in(one_more(space.inputs)))
+    with modes[0], modes[1]:
+        with FlopCounterMode(display=False) as counter:
+            plain = _answers(_Inspector(network, nodes, space, units, counter).run, space)
+            if space.graph.dynamic:
+                _Inspector(network, nodes, space, None, counter).run(*tensors_in(one_more(space.inputs)))
+        path = _answers(lambda *x: functional_call(network, views, x, tie_weights=False), space)
+        if not all(_alike(a, b) for a, b in zip(path, plain, strict=True)):
+            raise BcnetError(
+                f"{_first_difference(space, network, units, views)}: a path of a supernet answers otherwise than the "
+                f"plain network of its widths; {_WAY_OUT}"
+            )
 
 
 def _check_slices(space: NetworkSpace, units: list[int]) -> None:
@@ -57,6 +69,58 @@ def _check_slices(space: NetworkSpace, units: list[int]) -> None:
             raise BcnetError(
                 f"{name}: a path of a supernet takes other weights than the plain network of its widths; {_WAY_OUT}"
             )
+
+
+@torch.no_grad()
+def _supernet(space: NetworkSpace, units: list[int], totals: list[int]) -> tuple[nn.Module, dict[str, Tensor]]:
+    """What a supernet holds, and the views of it that the right path of ``units`` takes."""
+    axes, held, views = space.coupling.axes, nn.Module(), {}
+    for name, tensor in space.state_of(space.model).items():
+        whole = tiled(tensor.detach(), axes[name], totals) if name in axes else tensor.detach().clone()
+        put(held, name, whole)
+        views[name] = sliced(whole, axes[name], units, totals, "right") if name in axes else whole
+    return held, views
+
+
+def _answers(run: Callable[..., Any], space: NetworkSpace) -> list[Tensor]:
+    """What a network gives for the example, with the same random numbers each time."""
+    with torch.random.fork_rng(devices=[t.device for t in space.example if t.is_cuda]):
+        torch.manual_seed(0)
+        return tensors_in(run(*tensors_in(space.inputs)))
+
+
+def _first_difference(space: NetworkSpace, plain: fx.GraphModule, units: list[int], views: Mapping[str, Tensor]) -> str:
+    """Where the plain network and the path of a supernet begin to differ."""
+    path = graph_network(space.graph, space.slots, units, views).eval()
+    steps = [_Recorder(network) for network in (path, plain)]
+    for step in steps:
+        _answers(step.run, space)
+    first = next((name for name, found in steps[0].results.items() if not _alike(found, steps[1].results[name])), "")
+    node = next((n for n in space.graph.graph.nodes if n.name == first), None)
+    return _place(node) if node is not None else type(space.model).__name__
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or not a.is_floating_point():
+        return a.shape == b.shape
+    scale = float(b.nan_to_num(0.0, 0.0, 0.0).abs().max()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a network node by node and keeps the first tensor of every result, by the node."""
+
+    def __init__(self, network: fx.GraphModule):
+        super().__init__(network)
+        self.extra_traceback = False
+        self.results: dict[str, Tensor] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        found = tensors_in(result)
+        if "captured" in n.meta and found:
+            self.results[n.meta["captured"]] = found[0].clone()
+        return result
 
 
 class _Inspector(fx.Interpreter):

@@ -17,7 +17,7 @@ from scipy.sparse import coo_matrix
 from torch import Tensor
 
 from bcnet.errors import BcnetError
-from bcnet.space.axis import Axis, Size, parse
+from bcnet.space.axis import Axis, Numbers, Size, parse
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Value, settle, shrink, varying, vector
 from bcnet.space.operators.table import bind
@@ -199,14 +199,18 @@ class _Grouping:
         """Variables some axis cannot be described with, and where."""
         spoiled: dict[int, str] = {}
         axes: dict[str, list[Axis]] = {}
+        picked = {name: self.member[labels.numpy()] for name, labels in self.walk.links.picked.items()}
+        loose = {v for members in picked.values() for v in members[:, 0].tolist() if v >= 0}
         for (name, axis), labels in sorted(self.walk.labels.items()):
-            found = parse(self.member[labels.numpy()], self.counts)
-            if isinstance(found, int):
-                spoiled.setdefault(found, name)
+            found = parse(self.member[labels.numpy()], self.counts, loose)
+            source = parse(picked[name], self.counts, loose) if name in picked else None
+            if isinstance(found, int) or isinstance(source, int):
+                spoiled.setdefault(found if isinstance(found, int) else source, name)  # type: ignore[arg-type]
             else:
                 shape = self.walk.state[name].shape
                 row = axes.setdefault(name, [parse(np.full((n, 2), -1), []) for n in shape])  # type: ignore[misc]
-                row[axis] = found
+                numbers = Numbers(source, tuple(self.counts)) if source is not None and source.variables else None
+                row[axis] = replace(found, numbers=numbers)
         for node, value in (self.walk.values | (self.also.values if self.also else {})).items():
             for v in values_in(value):
                 for axis in range(len(v.shape)):

@@ -150,6 +150,9 @@ def _blocks(tensor: Tensor, axes: Sequence[Axis], counts: Sequence[int]) -> Iter
     for dim, axis in enumerate(axes):
         parts: dict[int, list[Tensor]] = {}
         start = 0
+        if axis.mixed:
+            segment, unit = axis.places(counts).T
+            tensor = tensor.index_select(dim, torch.from_numpy(np.lexsort((unit, segment))).to(tensor.device))
         for s in axis.segments:
             length = s.repeat if s.variable is None else s.repeat * counts[s.variable]
             if s.variable is not None:

@@ -25,11 +25,13 @@ FIXED = 1
 class Value:
     """A tensor of the graph as the analysis sees it: its shape and label layers.
 
-    Layers are kept settled (see :func:`settle`), and only where their labels differ somewhere.
+    Layers are kept settled (see :func:`settle`), and only where their labels differ somewhere. ``numbers`` is a
+    buffer of whole numbers with its name, where the tensor is one.
     """
 
     shape: tuple[int, ...]
     layers: tuple[Tensor, ...] = ()
+    numbers: tuple[str, Tensor] | None = None
 
     def __post_init__(self) -> None:
         settled = (settle(layer) for layer in self.layers if layer.numel())
@@ -47,13 +49,15 @@ class Value:
 class Links:
     """Labels handed out and the pairs that must share their fate; ``reasons`` says why labels were fixed.
 
-    ``elastic`` are the labels of axes that were blown up from one element and so take any size.
+    ``elastic`` are the labels of axes that were blown up from one element and so take any size; ``picked`` are those
+    of the axis whose channels a buffer of numbers picks, by the buffer's name.
     """
 
     count: int = 2
     pairs: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     reasons: list[tuple[np.ndarray, str]] = field(default_factory=list)
     elastic: set[int] = field(default_factory=set)
+    picked: dict[str, Tensor] = field(default_factory=dict)
 
     def fresh(self, n: int) -> Tensor:
         """``n`` new labels, shape (n,)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import gcd
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
-from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in
+from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in, used_in_training
 from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
@@ -27,6 +28,7 @@ from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
+from bcnet.space.state import state_of
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable, candidates
 
 Side = Literal["left", "right"]
@@ -56,14 +58,18 @@ def trace(
     found without it. ``check=False`` leaves out the check of the result on a random network of the space.
     """
     graph = capture(model, example, output=output)
-    state = _state(model)
+    state = state_of(model, graph.plain)
     used = {id(state[name]) for name in graph.used}
-    unused = any(p.dim() and id(p) not in used for p in state.values())
+    unread = [name for name, p in state.items() if p.dim() and id(p) not in used]
+    unused = bool(unread) and used_in_training(model, example, unread)
     training = None
     if unused:  # a layer for training only; what cannot be captured there stays as it is
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
     coupling = couple(graph, state, ignore, training, _kernels(model), partial(beyond_quadratic, graph, state))
+    constants = {name: state[name] for name in graph.plain if name not in coupling.axes}
+    graph = graph.with_constants(constants)
+    coupling = replace(coupling, fixed=tuple(row for row in coupling.fixed if row[0] not in constants))
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
     if unused:
         space.learn_training(training)
@@ -81,10 +87,6 @@ def _kernels(model: nn.Module) -> set[tuple[str, int]]:
             names = [f"{path}.{name}".lstrip(".") for name, p in module.named_parameters() if p.dim() == rank]
             found |= {(name, axis) for name in names for axis in range(2, rank)}
     return found
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 class NetworkSpace(WidthSpace):
@@ -120,7 +122,7 @@ class NetworkSpace(WidthSpace):
         self.slots = slots(graph, coupling)
         self.costs: dict[str, Cost] = {
             "flops": flops(graph, coupling),
-            "params": parameters(_state(model), coupling),
+            "params": parameters(state_of(model), coupling),
             "memory": peak_memory(graph, coupling),
         }
         self._attributes = find_attributes(model, self.slots)
@@ -132,6 +134,10 @@ class NetworkSpace(WidthSpace):
         self._trains_otherwise = True
         if graph is not None and self.coupling.training is not None:
             self._attributes = find_attributes(self.model, [*self.slots, *slots(graph, self.coupling.training)])
+
+    def state_of(self, network: nn.Module) -> dict[str, Tensor]:
+        """What of ``network`` may vary: parameters, buffers, and plain attributes that have channels."""
+        return state_of(network, (name for name in self.graph.plain if name in self.coupling.axes))
 
     def units(self, widths: ArrayLike) -> list[int]:
         """Widths (L,) in units of their variables; widths beyond ``l`` are fine here (a supernet's total)."""
@@ -198,7 +204,7 @@ class NetworkSpace(WidthSpace):
         kept = None if keep is None or weights_of is None else kept_units(self, self.units(checked), keep, weights_of)
         network = (self._own if self.own_class else self._from_graph)(checked)
         if weights_of is None:
-            draw(network, self.model, self.coupling.axes, self.units(checked))
+            draw(network, self.state_of(self.model), self.coupling.axes, self.units(checked))
             if self.init is not None:
                 self.init(network)
         else:
@@ -211,11 +217,11 @@ class NetworkSpace(WidthSpace):
     ) -> None:
         """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes, or
         with its units ``kept``."""
-        given = _state(source)
+        given = self.state_of(source)
         known: list[int] | None = getattr(source, "total_units", None)  # a supernet knows what it holds
         total = known or self.total_units({name: tensor.shape for name, tensor in given.items()})
         units = self.units(widths)
-        for name, tensor in _state(network).items():
+        for name, tensor in self.state_of(network).items():
             if name.startswith(CONSTANT) and name.removeprefix(CONSTANT) in self.graph.constants:
                 continue
             if name not in given:
@@ -258,7 +264,7 @@ class NetworkSpace(WidthSpace):
         units = self.units(widths)
         tensors: dict[str, Tensor] = {}
         tied: dict[int, Tensor] = {}
-        for name, old in _state(self.model).items():
+        for name, old in self.state_of(self.model).items():
             if id(old) not in tied:
                 axes = self.coupling.axes.get(name)
                 new = torch.empty(shape_at(axes, units) if axes else old.shape, dtype=old.dtype, device=old.device)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from bcnet.space.axis import Axis, Size
-from bcnet.space.capture import duplicate
+from bcnet.space.axis import Axis, Numbers, Size
 from bcnet.space.rewrite import Slot
+from bcnet.space.state import duplicate, keep_as_buffer, state_of
 
 Axes = Mapping[str, tuple[Axis, ...]]
 
@@ -35,7 +35,16 @@ def sliced(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int], total: Se
             continue
         parts = [tensor.narrow(dim, start, length) for start, length in pieces]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    counted = axes[0].numbers if axes else None
+    if counted is not None:
+        stays = [np.arange(start, start + n) for start, n in counted.axis.pieces(units, total, side)]
+        tensor = _renumbered(tensor, np.concatenate(stays))
     return tensor
+
+
+def _renumbered(numbers: Tensor, stays: np.ndarray) -> Tensor:
+    """Numbers of channels where only the channels ``stays`` (ascending) are left."""
+    return torch.searchsorted(torch.from_numpy(stays).to(numbers.device), numbers.contiguous()).to(numbers.dtype)
 
 
 def selected(tensor: Tensor, axes: Sequence[Axis], kept: Sequence[np.ndarray], total: Sequence[int]) -> Tensor:
@@ -43,7 +52,8 @@ def selected(tensor: Tensor, axes: Sequence[Axis], kept: Sequence[np.ndarray], t
     for dim, axis in enumerate(axes):
         if axis.variables:
             tensor = tensor.index_select(dim, torch.from_numpy(axis.indices(kept, total)).to(tensor.device))
-    return tensor
+    counted = axes[0].numbers if axes else None
+    return tensor if counted is None else _renumbered(tensor, counted.axis.indices(kept, total))
 
 
 def shape_at(axes: Sequence[Axis], units: Sequence[int]) -> tuple[int, ...]:
@@ -52,6 +62,9 @@ def shape_at(axes: Sequence[Axis], units: Sequence[int]) -> tuple[int, ...]:
 
 def tiled(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int]) -> Tensor:
     """A tensor of the shape at ``units`` filled with the full one's values, repeated where it grows."""
+    if axes and axes[0].numbers is not None:
+        grown = [max(n, full) for n, full in zip(units, axes[0].numbers.full, strict=True)]
+        return sliced(_grown(tensor, axes[0], axes[0].numbers, grown), axes, units, grown, "left")
     for dim, axis in enumerate(axes):
         if axis.variables:
             n = axis.size.at(units)
@@ -60,12 +73,26 @@ def tiled(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int]) -> Tensor:
     return tensor
 
 
+def _grown(tensor: Tensor, axis: Axis, numbers: Numbers, units: Sequence[int]) -> Tensor:
+    """Numbers of channels at ``units`` of at least the original's; a new unit counts its own channels."""
+    full = [np.arange(n) for n in numbers.full]
+    segment, unit = axis.places(units).T
+    place: dict[tuple[int | None, int], list[int]] = {}
+    for number, (s, u) in enumerate(numbers.axis.places(units).tolist()):
+        place.setdefault((numbers.axis.segments[s].variable, u), []).append(number)
+    found = np.full(len(unit), -1)
+    found[axis.indices(full, units)] = numbers.axis.indices(full, units)[tensor.cpu().numpy()]
+    for i in np.flatnonzero(found < 0).tolist():
+        choices = place[axis.segments[segment[i]].variable, int(unit[i])]
+        found[i] = choices[int(((segment[:i] == segment[i]) & (unit[:i] == unit[i])).sum()) % len(choices)]
+    return torch.from_numpy(found).to(tensor)
+
+
 def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], units: Sequence[int]) -> nn.Module:
     """A copy of ``template`` with empty parameters and the attributes of ``units`` (not yet initialised)."""
     network = duplicate(template)
     tied: dict[int, nn.Parameter | Tensor] = {}
-    parameters = network.named_parameters(remove_duplicate=False)
-    for name, old in [*parameters, *network.named_buffers(remove_duplicate=False)]:
+    for name, old in state_of(network, axes).items():
         if name in axes:
             if id(old) not in tied:
                 new = torch.empty(shape_at(axes[name], units), dtype=old.dtype, device=old.device)
@@ -79,12 +106,11 @@ def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], un
 
 
 def _replace(network: nn.Module, name: str, tensor: Tensor) -> None:
-    path, _, leaf = name.rpartition(".")
-    module = network.get_submodule(path)
     if isinstance(tensor, nn.Parameter):
-        module._parameters[leaf] = tensor
+        path, _, leaf = name.rpartition(".")
+        network.get_submodule(path)._parameters[leaf] = tensor
     else:
-        module._buffers[leaf] = tensor
+        keep_as_buffer(network, name, tensor)
 
 
 # Names under which a layer keeps its weight: plain, with weight norm, with spectral norm, old and parametrised.
@@ -181,10 +207,9 @@ def _matching(
 
 
 @torch.no_grad()
-def draw(network: nn.Module, source: nn.Module, axes: Axes, units: Sequence[int]) -> None:
+def draw(network: nn.Module, original: Mapping[str, Tensor], axes: Axes, units: Sequence[int]) -> None:
     """Fresh weights as the user's own layers draw them (``reset_parameters``); what no layer draws
     (a bare parameter such as layer scale) takes the original's values."""
-    original = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if name in original:
             values = tiled(original[name], axes[name], units) if name in axes else original[name]

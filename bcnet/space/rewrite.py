@@ -52,7 +52,7 @@ def slots(capture: Capture, coupling: Coupling) -> tuple[Slot, ...]:
         entry = find(node.target) if node.op == "call_function" else None
         if entry is not None and entry.sizes is not None:
             for name, item, full, size in entry.sizes(Site(node, coupling)):
-                if size.terms or full < 0:
+                if isinstance(full, int) and (size.terms or full < 0):  # else it depends on the batch
                     found.append(Slot(node, name, item, full, size))
     return tuple(found)
 
@@ -89,6 +89,8 @@ def rewrite(
                 with graph.inserting_before(new[node]):
                     value = fill(graph, slot)
                 _set(new[node], slot, value)
+            if node.target is torch.ops.aten.view.default:  # a slice of a weight need not be contiguous
+                new[node].target = torch.ops.aten.reshape.default
     return graph
 
 

@@ -70,7 +70,8 @@ class Walk:
                 if (name, axis) not in self.labels:
                     self.labels[name, axis] = self.links.fresh(n)
                 layers.append(along(self.labels[name, axis], axis, shape))
-        return Value(shape, tuple(layers))
+        whole = len(shape) == 1 and self.state[name].dtype in (torch.int64, torch.int32)
+        return Value(shape, tuple(layers), (name, self.state[name].cpu()) if whole else None)
 
     def _call(self, node: fx.Node) -> Any:
         args: Any = fx.node.map_aggregate(node.args, self._resolve)

@@ -76,7 +76,7 @@ class _Loop(Loop):
 
     def __init__(self, net: MetaSupernet, source: Source, config: SupernetTraining, folder: str | Path | None):
         super().__init__(net, source, config, folder)
-        self.task = Task.classification(self.recipe.label_smoothing)
+        self.task = Task.classification(self.optimisation.label_smoothing)
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)

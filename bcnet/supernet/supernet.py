@@ -204,9 +204,6 @@ class _Engine:
 
         graph = rewrite(space.graph, space.slots, fill, state)
         self._free_batch_norm(graph, table(graph))
-        for node in graph.nodes:
-            if node.target is torch.ops.aten.view.default:  # a slice of a weight need not be contiguous
-                node.target = torch.ops.aten.reshape.default
         module = fx.GraphModule(dict(space.graph.parts), graph)
         forward = module.forward
         constants = {torch.device("cpu"): list(space.graph.constants.values())}

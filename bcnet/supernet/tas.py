@@ -71,7 +71,7 @@ def _stretch(x: Tensor, channels: int) -> Tensor:
     return (x.permute(0, 2, 3, 1) @ matrix).permute(0, 3, 1, 2)
 
 
-class Widths(nn.Module):
+class WidthDistribution(nn.Module):
     """The logits of every variable's candidates."""
 
     def __init__(self, candidates: Sequence[Sequence[int]], temperature: float = 1.0):
@@ -107,13 +107,13 @@ class Spending:
     weight: float = 2.0
     tolerance: float = 0.05
 
-    def loss(self, widths: Widths) -> Tensor:
+    def loss(self, widths: WidthDistribution) -> Tensor:
         spent = float(self.cost(widths.likeliest())[0]) / self.limit
         if abs(spent - 1) <= self.tolerance:
             return torch.zeros(())
         return math.copysign(self.weight, spent - 1) * self.expected(widths).log()
 
-    def expected(self, widths: Widths) -> Tensor:
+    def expected(self, widths: WidthDistribution) -> Tensor:
         """The expected cost of widths drawn from their distribution, of every variable by itself."""
         chances = [logits.double().softmax(0) for logits in widths.logits]
         choices = [torch.tensor(c, dtype=torch.float64) for c in widths.candidates]
@@ -131,7 +131,7 @@ def train_tas(
     progress: Callable[[Progress], None] | None = None,
     spending: Spending | None = None,
     rate: float = 1e-3,
-) -> Widths:
+) -> WidthDistribution:
     """Train ``net``'s weights and, at ``rate``, the widths' logits by turns; returns the learnt distribution.
 
     With ``folder``, checkpoints go there and a stopped training goes on.
@@ -148,9 +148,9 @@ class _Loop(Loop):
 
     def __init__(self, net: Supernet, data: Data, config: SupernetTraining, folder: str | Path | None):
         super().__init__(net, data.train, config, folder)
-        self.task = Task.classification(self.recipe.label_smoothing)
+        self.task = Task.classification(self.optimisation.label_smoothing)
         torch.manual_seed(config.seed)
-        self.widths = Widths([v.candidates for v in net.space.variables])
+        self.widths = WidthDistribution([v.candidates for v in net.space.variables])
         self.architect = torch.optim.Adam(self.widths.parameters(), lr=1e-3, betas=(0.5, 0.999))
         self.gradients = PathGradients(net)
         self.spending: Spending | None = None

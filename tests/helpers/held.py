@@ -66,6 +66,17 @@ def counted(network: nn.Module, space: NetworkSpace) -> int:
     return int(counter.get_total_flops()) // 2
 
 
+def assert_weights_are_drawn(space: NetworkSpace, widths: Widths) -> None:
+    """A fresh network holds nothing that happened to lie in memory."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    try:
+        network = space.build(widths)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert [name for name, tensor in network.state_dict().items() if tensor.isnan().any()] == []
+
+
 def assert_counts(space: NetworkSpace, all_widths: list[Widths]) -> None:
     for widths in all_widths:
         network = space.build(widths).eval()

@@ -99,10 +99,10 @@ def test_a_changed_recipe_is_checked() -> None:
     ("text", "sentence"),
     [
         ("data: b", "model is missing: name it"),
-        ("budget: [flops=50%]", "unknown key budget: did you mean budgets?"),
+        ("budget: [flops=50%]", "unknown key budget: did you mean 'budgets'?"),
         ("supernet: {learning: 3}", None),
-        ("supernet: {epoch: 3}", "unknown key supernet.epoch: did you mean epochs?"),
-        ("search: {populations: 3}", "unknown key search.populations: did you mean population?"),
+        ("supernet: {epoch: 3}", "unknown key supernet.epoch: did you mean 'epochs'?"),
+        ("search: {populations: 3}", "unknown key search.populations: did you mean 'population'?"),
         ("supernet: {lr: fast}", "supernet.lr is 'fast', but it must be a number"),
         ("supernet: {epochs: 1.5}", "supernet.epochs is 1.5, but it must be a whole number"),
         ("supernet: {bf16: perhaps}", "supernet.bf16 is 'perhaps', but it must be true or false"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 
 import pytest
@@ -11,6 +12,7 @@ from held import (
     assert_full_width_is_the_original,
     assert_paths_are_builds,
     assert_slices_are_zeros,
+    assert_weights_are_drawn,
     some_widths,
     tensors,
 )
@@ -31,10 +33,7 @@ MASK = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().m
 # (variable, full width, unit), and the layers that keep their width with the reason; the head, an output, is left out.
 OUTPUT = ("head", "it is the network's output")
 EXPECTED = {
-    "Constants": (
-        [("stem.0", 12, 1), ("outer.0", 12, 1)],
-        [("inner.0", "mul_1 joins it with something of fixed size")],
-    ),
+    "Constants": ([("stem.0", 12, 1), ("inner.0", 10, 1), ("outer.0", 12, 1)], []),
     "WeightNorm": ([("stem.0", 12, 1), ("old", 10, 1), ("new", 12, 1)], []),
     "SpectralNorm": ([("stem.0", 12, 1), ("old", 10, 1), ("new", 12, 1)], []),
     "Squeezed": ([("stem.0", 12, 1)], []),
@@ -42,12 +41,8 @@ EXPECTED = {
     "Slices": ([("stem.0", 12, 1), ("layers.1.0", 10, 1), ("layers.3.0", 12, 1)], []),
     "FixedGroups": ([("grouped", 16, 2)], []),
     "Picked": (
-        [("outer.0", 12, 1)],
-        [
-            ("stem.0", "index_select: it picks single channels by number"),
-            ("order", "index_select: it holds the numbers of channels"),
-            ("inner.0", "index: it picks single channels by number"),
-        ],
+        [("stem.0", 12, 1), ("outer.0", 12, 1)],
+        [("inner.0", "index: it picks single channels by number")],
     ),
     "LocalResponse": ([("stem.0", 12, 1), ("inner.0", 10, 1), ("outer.0", 12, 1)], []),
     "DynamicConv": (
@@ -92,6 +87,12 @@ def test_variables_and_what_is_fixed(name: str) -> None:
 def test_counts_are_those_of_torch(name: str) -> None:
     space = traced(name)[1]
     assert_counts(space, [w.clip(2) for w in some_widths(space)])  # an einsum over one channel is no product to torch
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_fresh_weights_are_drawn(name: str) -> None:
+    space = traced(name)[1]
+    assert_weights_are_drawn(space, some_widths(space)[1])
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -237,3 +238,17 @@ def test_the_share_of_flops_that_can_be_reduced() -> None:
     assert space.reducible_flops == 1.0
     space = trace(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)).double(), X, ignore=["0"])
     assert space.reducible_flops == pytest.approx((3 * 4 + 4 * 2) / (3 * 3 + 3 * 4 + 4 * 2))
+
+
+def test_kept_channels_in_another_order() -> None:
+    """As in the same network with its weights in that order instead."""
+    model, space = traced("Picked")
+    plain = copy.deepcopy(model)
+    with torch.no_grad():
+        plain.inner[0].weight[:, plain.order] = model.inner[0].weight
+        plain.order.copy_(torch.arange(12))
+    straight = trace(plain, X)
+    widths = space.min + 3
+    for keep in ("l1", "fpgm"):
+        found, wanted = (s.build(widths, weights_of=m, keep=keep) for s, m in ((space, model), (straight, plain)))
+        torch.testing.assert_close(found.eval()(X), wanted.eval()(X))

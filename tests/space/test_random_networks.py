@@ -17,9 +17,10 @@ from held import (
     assert_full_width_is_the_original,
     assert_paths_are_builds,
     assert_slices_are_zeros,
+    assert_weights_are_drawn,
     some_widths,
 )
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -149,6 +150,59 @@ class Twice(Block):
         return self.layer(F.relu(self.layer(x)))
 
 
+class TwoNames(Block):
+    """A layer under two names, in a block that is built from its graph: its channels are written into the forward."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.kept = nn.Conv2d(inputs, inputs, 3, padding=1)
+        self.used, self.sizes = nn.Sequential(self.kept), {"channels": inputs}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x).view(-1, self.sizes["channels"], 6, 6)
+
+
+class PlainTensor(Block):
+    """A scale that is neither a parameter nor a buffer."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.scale = torch.rand(inputs, 1, 1, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Reordered(Block):
+    """Channels in the order of a buffer or of a plain tensor, all of them or the half of them."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        order = torch.randperm(inputs, generator=torch.Generator().manual_seed(width))
+        if groups == 2:
+            self.register_buffer("order", order)
+        else:
+            self.order = order[: max(1, inputs // 2)] if groups == 3 else order
+        self.outputs, self.selects = len(self.order), groups == 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.index_select(1, self.order.detach()) if self.selects else x[:, self.order]
+
+
+class DoubledBatch(Block):
+    """A batch run together with its mirror image and parted again, in the three ways torch has."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer, self.outputs, self.way = nn.Conv2d(inputs, width, 3, padding=1), width, groups % 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, both = len(x), self.layer(torch.cat([x, x.flip(3)]))
+        if self.way == 0:
+            first, second = both.split([n, n])
+        elif self.way == 1:
+            first, second = both.narrow(0, 0, n), both.narrow(0, n, n)
+        else:
+            first, second = both[:n], both[n:]
+        return first * second
+
+
 class SqueezeExcite(Block):
     def make(self, inputs: int, width: int, groups: int) -> None:
         self.reduce, self.expand = nn.Conv2d(inputs, width, 1), nn.Conv2d(width, inputs, 1)
@@ -189,8 +243,8 @@ class ChannelAttention(Block):
 
 
 BLOCKS: list[type[Block]] = [
-    Conv, Normed, Grouped, Depthwise, Transposed, Shuffle, Residual, Dense, Split, Twice, SqueezeExcite, GroupNormed,
-    LayerNormed, ChannelAttention,
+    Conv, Normed, Grouped, Depthwise, Transposed, Shuffle, Residual, Dense, Split, Twice, TwoNames,
+    PlainTensor, Reordered, DoubledBatch, SqueezeExcite, GroupNormed, LayerNormed, ChannelAttention,
 ]  # fmt: skip
 DRAWN = st.lists(
     st.tuples(st.sampled_from(BLOCKS), st.sampled_from([4, 6, 8, 12]), st.sampled_from([2, 3, 4, 8])),
@@ -215,7 +269,11 @@ class Network(nn.Module):
 
 
 def random_networks(test: Callable[..., None]) -> Any:
-    quick = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    quick = settings(max_examples=22, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    kinds = TwoNames, DoubledBatch, PlainTensor, Reordered, Grouped, Reordered
+    seldom = [[(kind, 8, groups) for kind in kinds] for groups in (2, 3, 4)]
+    for blocks in seldom:
+        test = example(blocks)(test)
     return quick(given(DRAWN)(test))
 
 
@@ -232,6 +290,7 @@ def test_random_networks(blocks: list[tuple[type[Block], int, int]]) -> None:
     widths = some_widths(space, len(blocks))
     assert_full_width_is_the_original(model, space)
     assert_counts(space, widths)
+    assert_weights_are_drawn(space, widths[1])
     if model.exact:
         assert_slices_are_zeros(model, space, widths[:2])
     assert_paths_are_builds(space, widths[:2])

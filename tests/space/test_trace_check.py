@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ import torch
 from tiny_networks import Tiny, X, conv, tiny
 from torch import Tensor
 
-import bcnet.space
+import bcnet.space.check
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis, Segment, Size
 from bcnet.space.check import self_check
 from bcnet.space.network import trace
+from bcnet.space.resize import sliced
 
 WAY_OUT = "trace(..., check=False) leaves this check out, and ignore=[...] keeps the layer at its width"
 
@@ -113,6 +115,22 @@ def test_a_path_that_takes_other_weights_names_them() -> None:
         self_check(space)
     assert str(caught.value) == (
         f"inner.0.weight: a path of a supernet takes other weights than the plain network of its widths; {WAY_OUT}"
+    )
+
+
+def test_a_path_that_answers_otherwise_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = trace(tiny("Residual"), X)
+
+    def other(tensor: Tensor, axes: tuple[Axis, ...], *cut: Any) -> Tensor:
+        part = sliced(tensor, axes, *cut)
+        return part.flip(1) if part.shape[1:] == (7, 3, 3) else part
+
+    monkeypatch.setattr(bcnet.space.check, "sliced", other)
+    with pytest.raises(BcnetError) as caught:
+        self_check(space)
+    assert str(caught.value) == (
+        "outer.0 (aten::conv2d): a path of a supernet answers otherwise than the plain network of its widths; "
+        + WAY_OUT
     )
 
 

@@ -15,7 +15,7 @@ from bcnet.space.cost import QuadraticCost
 from bcnet.supernet.meta import MetaSupernet, train_meta
 from bcnet.supernet.paths import METHODS
 from bcnet.supernet.scoring import Evaluator
-from bcnet.supernet.tas import Spending, Widths, train_tas
+from bcnet.supernet.tas import Spending, WidthDistribution, train_tas
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UA = METHODS["ua"].sampling
@@ -62,7 +62,7 @@ COST = QuadraticCost(5.0, np.array([1.0, 2.0]), np.array([[3.0, 4.0], [0.0, 0.5]
 
 def test_expected_spending_is_that_of_all_widths_by_their_chance() -> None:
     torch.manual_seed(1)
-    widths = Widths([[2, 4, 6], [3, 9]])
+    widths = WidthDistribution([[2, 4, 6], [3, 9]])
     with torch.no_grad():
         widths.logits[0].copy_(torch.randn(3))
         widths.logits[1].copy_(torch.randn(2))
@@ -76,7 +76,7 @@ def test_expected_spending_is_that_of_all_widths_by_their_chance() -> None:
 
 @pytest.mark.parametrize(("share", "way"), [(0.2, 1), (1.0, 0), (5.0, -1)])
 def test_spending_pulls_towards_the_limit(share: float, way: int) -> None:
-    widths = Widths([[2, 4, 6], [3, 9]])
+    widths = WidthDistribution([[2, 4, 6], [3, 9]])
     limit = share * float(COST(widths.likeliest())[0])
     loss = Spending(COST, limit).loss(widths)
     assert np.sign(float(loss)) == way

@@ -13,7 +13,7 @@ from bcnet.space.operators.base import Call, labels_along, together
 from bcnet.space.operators.table import Hole, Site, name_of, rule
 
 
-@rule("aten::cat", "aten::concat", "aten::concatenate")
+@rule("aten::cat", "aten::concat", "aten::concatenate", shares="joins")
 def cat(call: Call) -> Value:
     dim = int(call.args["dim"]) % len(call.shape)
     tensors: list[Value] = [t for t in call.args["tensors"] if t.shape != (0,) and t.shape[dim]]
@@ -105,6 +105,8 @@ def _slice_sizes(site: Site) -> Iterator[Hole]:
     length = site.full(site.of(source)[axis])
     if name_of(site.node.target) == "aten::narrow":
         start, n = args["start"], args["length"]
+        if not (isinstance(start, int) and isinstance(n, int)):  # a part of the batch
+            return
         yield "start", None, start, site.before(source, axis, start)
         yield "length", None, n, site.before(source, axis, start + n) - site.before(source, axis, start)
         return
@@ -124,10 +126,20 @@ def part(call: Call) -> Value:
 
 
 @rule("aten::permute", "aten::transpose", "aten::t", "aten::swapaxes", "aten::numpy_T")
-@rule("aten::roll", "aten::flip", "aten::repeat_interleave")
+@rule("aten::flip", "aten::repeat_interleave")
 def movement(call: Call) -> Value:
     """Run the operator on the labels themselves."""
     x = call.value("self")
+    return x.map(lambda layer: call.run(layer))
+
+
+@rule("aten::roll")
+def roll(call: Call) -> Value:
+    """Channels that come round at the end are others where there are fewer."""
+    x, dims = call.value("self"), list(call.args["dims"])
+    for layer in x.layers:
+        if not dims or {d % len(x.shape) for d in dims} & set(varying(layer)):
+            call.fixed(layer, "it moves channels round")
     return x.map(lambda layer: call.run(layer))
 
 
@@ -184,7 +196,9 @@ def pad(call: Call) -> Value:
     return Value(call.shape, tuple(layers))
 
 
-@rule("aten::mean", "aten::sum", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::var", "aten::std")
+@rule("aten::mean", shares="elements", fuses="pool")
+@rule("aten::sum", "aten::amax", "aten::amin", shares="elements")
+@rule("aten::max", "aten::min", "aten::var", "aten::std")
 @rule("aten::norm", "aten::linalg_vector_norm", "aten::logsumexp", "aten::prod", "aten::var_mean", "aten::std_mean")
 @rule("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::median", "aten::count_nonzero", "aten::aminmax")
 @rule("aten::linalg_norm", "aten::frobenius_norm", "aten::nansum", "aten::nanmean", "aten::nuclear_norm")
@@ -249,29 +263,50 @@ def embedding(call: Call) -> Value:
 
 @rule("aten::index")
 def index(call: Call) -> Value:
-    """``x[:, table]``: indexed axes keep all their channels, the others move along."""
+    """``x[:, table]``: channels in the order of a buffer move; other indexed axes keep all they have."""
     x, picks = call.value("self"), list(call.args["indices"])
-    for axis, pick in enumerate(picks):
-        if pick is not None:
-            _fix_axis(call, x, axis)
-            call.fixed(pick, "it holds the numbers of channels")
-    free = [layer for layer in x.layers if all(p is None or a not in varying(layer) for a, p in enumerate(picks))]
+    used = [axis for axis, pick in enumerate(picks) if pick is not None]
+    if len(used) == 1 and (moved := _reordered(call, x, used[0], picks[used[0]])) is not None:
+        return moved
+    for axis in used:
+        _fix_axis(call, x, axis)
+        call.fixed(picks[axis], "it holds the numbers of channels")
+    free = [layer for layer in x.layers if not set(used) & set(varying(layer))]
     at = [None if p is None else torch.zeros(p.shape, dtype=torch.int64) for p in picks]
-    moved = [torch.ops.aten.index.Tensor(layer, at) for layer in free]
-    if any(tuple(m.shape) != call.shape for m in moved):  # a mask picks as many as it likes
+    moved_free = [torch.ops.aten.index.Tensor(layer, at) for layer in free]
+    if any(tuple(m.shape) != call.shape for m in moved_free):  # a mask picks as many as it likes
         for layer in free:
             call.fixed(layer, "a mask picks elements of it")
         return Value(call.shape)
-    return Value(call.shape, tuple(moved))
+    return Value(call.shape, tuple(moved_free))
 
 
 @rule("aten::index_select")
 def index_select(call: Call) -> Value:
-    x, dim = call.value("self"), call.axis()
+    x, dim, pick = call.value("self"), call.axis(), call.value("index")
+    if (moved := _reordered(call, x, dim, pick)) is not None:
+        return moved
     _fix_axis(call, x, dim)
-    call.fixed(call.value("index"), "it holds the numbers of channels")
-    free = Value(x.shape, tuple(layer for layer in x.layers if dim not in varying(layer)))
-    return call.carry(free)
+    call.fixed(pick, "it holds the numbers of channels")
+    return call.carry(Value(x.shape, tuple(layer for layer in x.layers if dim not in varying(layer))))
+
+
+def _reordered(call: Call, x: Value, dim: int, pick: Value) -> Value | None:
+    """The channels of ``x`` that a buffer of numbers picks, each entry of which goes with its channel; None where there
+    is no such buffer, or no channels."""
+    labels, entries = labels_along(x, dim), labels_along(pick, 0)
+    if pick.numbers is None or labels is None or entries is None:
+        return None
+    if any(dim in varying(layer) and varying(layer) != (dim,) for layer in x.layers):
+        return None
+    name, numbers = pick.numbers
+    earlier = call.links.picked.setdefault(name, labels)
+    why = f"{call.where} picks it by number"
+    if len(earlier) != len(labels):
+        return None
+    call.links.link(labels, earlier, why)
+    call.links.link(entries, labels[numbers], why)
+    return x.map(lambda layer: layer.index_select(dim, numbers))
 
 
 _PICKING = "gather scatter scatter_add scatter_reduce index_add index_put index_copy masked_select nonzero take"
