@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> None:
     mixed = names()
     random.Random(0).shuffle(mixed)  # a part of the run tells of all zoos
     wanted = dict.fromkeys(n for pattern in options.only or ["*"] for n in mixed if fnmatch.fnmatch(n, pattern))
-    todo = [(tool, name) for tool in options.tool for name in wanted]
+    todo = [(tool, name) for name in wanted for tool in options.tool]
     todo = [key for key in todo if options.again or key not in done or (options.retry and done[key]["failures"])]
     for i, (tool, name) in enumerate(todo):
         row = measure(tool, name) | {"commit": commit}
