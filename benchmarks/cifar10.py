@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bcnet.run import stages
 from bcnet.run.recipe import HEAD, Recipe
 from bcnet.run.session import Run, facts
+from bcnet.run.stages import retrain, search, supernet, trace
 from bcnet.utils.provenance import provenance
 
 BUDGETS = ("146M", "44M")
@@ -85,14 +85,14 @@ def recipe(args: argparse.Namespace, budget: str, seed: int) -> Recipe:
 def work(job: Job, run: Run, trained: Run) -> None:
     """Do ``job`` in ``run``; the run ``trained`` holds the supernet of its seed."""
     if job.work in NETWORKS:
-        stages.retrain_one(run, job.work, PUBLISHED[job.budget] if job.work == "published" else None)
+        retrain.retrain_one(run, job.work, PUBLISHED[job.budget] if job.work == "published" else None)
     elif job.work == "search":
         if not run.done("train"):
             for suffix in ("safetensors", "json"):
                 shutil.copy(trained.path(f"train.{suffix}"), run.path(f"train.{suffix}"))
-        stages.find(run)
+        search.find(run)
     else:
-        stages.train(run)
+        supernet.train(run)
 
 
 def collected(runs: Path, origin: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def opened(args: argparse.Namespace, budget: str, seed: int) -> Run:
         settings = recipe(args, budget, seed)
         Run.create(run.folder, settings, facts([], settings, args.device))
     if not run.done("trace"):
-        stages.trace_network(run)
+        trace.trace_network(run)
     return run
 
 

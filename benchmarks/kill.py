@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import faulthandler
 import json
 import os
 import random
@@ -114,11 +115,16 @@ class Work:
 
     @property
     def said(self) -> str:
-        return self.heard.read_text()[-2000:]
+        return self.heard.read_text()
 
     def failed(self, why: str) -> RuntimeError:
+        """Where every process stands, in its own words, before all are killed."""
+        said = self.said
+        self.signal(signal.SIGUSR1)
+        time.sleep(2)
+        stands = self.heard.read_text().removeprefix(said)[-4000:]
         self.signal(signal.SIGKILL)
-        return RuntimeError(f"{why} ({self.codes}): {self.said}")
+        return RuntimeError(f"{why} ({self.codes}): {said[-2000:]}{stands}")
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,7 @@ def _be_bcnet(arguments: list[str], environment: dict[str, str], work: Work, dis
         os.setpgid(0, work.processes[0] if work.processes else 0)
         os.dup2(os.open(work.heard, os.O_WRONLY | os.O_APPEND), 2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        faulthandler.register(signal.SIGUSR1, sys.__stderr__)
         os.environ.update(environment)
         sys.argv = arguments
         if disk_lasts is not None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from recipe_proxy import add, known
 
-from bcnet.bench.build import TABLE_RECIPE, BuildConfig, train_widths
+from bcnet.bench.build import TABLE_OPTIMISATION, BuildConfig, train_widths
 from bcnet.data import LoadOptions, load_data
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.models.load import load_model
@@ -40,7 +40,7 @@ GROUPS, BUDGET, BATCH = 8, "flops=20%", 64
 TRAINED, SCORED, TESTED = 3840, 1000, 2000
 EVALUATIONS, SUPERNETS = 60, (0, 1, 2)
 SUPERNET = Optimisation(epochs=4, lr=0.1, warmup=1, weight_decay=5e-4, head=HEAD)
-ALONE = Optimisation(**{**TABLE_RECIPE.__dict__, "epochs": 2})
+ALONE = Optimisation(**{**TABLE_OPTIMISATION.__dict__, "epochs": 2})
 
 
 def write_images(source: Path, out: Path) -> None:

@@ -171,8 +171,9 @@ class Tuner:
     def __init__(self, args: argparse.Namespace, name: str, images: Images):
         self.args, self.images = args, images
         self.device = images.test[0][0].device
-        self.teacher = load_base(args.base, name, args.quick)
-        self.cutter = Cutter(self.teacher, space_of(self.teacher, images))
+        model = load_base(args.base, name, args.quick)
+        self.teacher = load_base(args.base, name, args.quick).to(self.device)
+        self.cutter = Cutter(model, space_of(model, images))
         self.scores = self.cutter.importance()
         self.maker = Maker(self.cutter, images)
         self.training = Training(
@@ -219,7 +220,7 @@ class Tuner:
         """The lessons of a seed and the paths that learn from them."""
         if self._class is None or self._class.training.seed != seed:
             training = replace(self.training, seed=seed)
-            lessons = Lessons(self.images, training, self.teacher.to(self.device))
+            lessons = Lessons(self.images, training, self.teacher)
             self._class = Class(self.cutter.space, training, lessons, self.args.at_once)
         return self._class
 

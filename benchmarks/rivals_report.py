@@ -18,6 +18,8 @@ import numpy as np
 from inherited_table import read_rows
 from scipy.stats import t as student_t
 
+from bcnet.training.race import RaceConfig
+
 Results = dict[str, dict[int, dict[str, Any]]]
 """Rows by method and seed."""
 
@@ -49,11 +51,28 @@ def merged(rows: Sequence[dict[str, Any]]) -> Results:
     return found
 
 
+def raced(results: Results, ours: str) -> dict[int, dict[str, Any]]:
+    """For each seed the row of the network that wins the race among all whose names begin with ``ours``: by held-out
+    loss after each round the better half goes on, after the last round one alone."""
+    finalists = [method for method in results if method.startswith(f"{ours}-")]
+    found = {}
+    for seed in sorted({seed for method in finalists for seed in results[method]}):
+        alive = [results[method][seed] for method in finalists if seed in results[method]]
+        rounds = len(alive[0]["rounds"])
+        for number in range(rounds):
+            left = RaceConfig().survivors(len(alive), last=number == rounds - 1)
+            alive = sorted(alive, key=lambda row: row["rounds"][number]["loss"])[:left]
+        found[seed] = alive[0]
+    return found
+
+
 def section(results: Results, ours: str) -> list[str]:
-    """A table of one network at one budget, the best method first."""
+    """A table of one network at one budget, the best method first; differences are to the best of others'."""
+    if any(method.startswith(f"{ours}-") for method in results):
+        results = {**results, ours: raced(results, ours)}
     means = {method: np.mean(list(_accuracies(rows).values())) for method, rows in results.items()}
     order = sorted(results, key=lambda method: -means[method])
-    rivals = [method for method in order if method != ours]
+    rivals = [method for method in order if not method.startswith(ours)]
     lines = [
         f"| method | test accuracy | seeds | {f'over {rivals[0]}' if rivals else 'difference'} | over uniform | MFLOPs "
         "| s to choose | s to fine-tune |",
@@ -90,13 +109,13 @@ def page(rows: Sequence[dict[str, Any]], ours: str, base: dict[str, Any] | None)
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--ours", default="bcnet")
     parser.add_argument("--base", type=Path)
     args = parser.parse_args(given)
-    rows = [row for row in read_rows(args.results) if "method" in row]
+    rows = [row for file in args.results for row in read_rows(file) if "method" in row]
     if not rows:
-        raise SystemExit(f"error: {args.results} has no results")
+        raise SystemExit(f"error: {args.results[0]} has no results")
     print("\n".join(page(rows, args.ours, json.loads(args.base.read_text()) if args.base else None)))
 
 

@@ -14,9 +14,7 @@ import os
 import platform
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,51 +24,15 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from supernet_speed_base import NETWORKS, attempt, four_paths, keep, say, supernet
+from supernet_speed_cpu import on_cpu
+
 from bcnet.accel.fused_step import FusedEngine
-from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
-from bcnet.space.network import trace
-from bcnet.supernet.gradients import PathGradients
-from bcnet.supernet.supernet import Supernet
 from bcnet.utils.provenance import provenance
 
-NETWORKS = {"mobilenet": channel_bench_mobilenet, "resnet": channel_bench_resnet}
 GOALS_MS = {"mobilenet": 9.0, "resnet": 14.0}
 WARM_UP = 80
 """Steps before the clock starts, in which every pair of widths of a convolution occurs: cuDNN plans each anew."""
-
-
-def attempt(name: str, call: Callable[[], Any]) -> Any:
-    """The result of ``call``, or a record of its failure: one broken variant must not hide the others."""
-    try:
-        return call()
-    except Exception as error:
-        print(f"FAILED {name}: {error}", flush=True)
-        traceback.print_exc(limit=-4)
-        return {"error": f"{type(error).__name__}: {str(error)[:400]}"}
-
-
-def keep(out: Path | None, results: dict[str, Any]) -> None:
-    """Write what is known so far."""
-    if out:
-        out.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def say(text: str) -> None:
-    print(f"[{time.perf_counter() - START:6.1f}s] {text}", flush=True)
-
-
-def supernet(name: str, device: str) -> Supernet:
-    torch.manual_seed(0)
-    space = trace(NETWORKS[name](), torch.randn(2, 3, 32, 32), groups=4)
-    net = Supernet(space, "bcv2").to(device, memory_format=torch.channels_last)
-    return net.train()
-
-
-def four_paths(net: Supernet, rng: np.random.Generator) -> list[Any]:
-    widths = net.space.sample(rng)[0]
-    pairs = zip(net.space.variables, widths.tolist(), strict=True)
-    other = np.array([net.principle.complement(v, w) for v, w in pairs])
-    return [(w, side) for w in (widths, other) for side in ("left", "right")]
 
 
 class PlainEngine:
@@ -97,9 +59,6 @@ class JointEngine(PlainEngine):
             losses = torch.stack([F.cross_entropy(self.net(x, w, s), y) for w, s in paths])
         losses.mean().backward()
         return losses.detach()
-
-
-# --- CUDA ------------------------------------------------------------------------------------------------------------
 
 
 def batches(batch: int) -> Iterator[Any]:
@@ -285,100 +244,6 @@ def show_cuda(results: dict[str, Any], networks: list[str]) -> None:
                 )
 
 
-# --- CPU -------------------------------------------------------------------------------------------------------------
-
-
-def cpu_network(name: str) -> Any:
-    from bcnet.models.mobilenet import mobilenetv2_cifar
-
-    return NETWORKS[name]() if name in NETWORKS else mobilenetv2_cifar()
-
-
-def one_pass(run: Callable[[], torch.Tensor], y: torch.Tensor) -> None:
-    F.cross_entropy(run(), y).backward()
-
-
-def one_path(gradients: PathGradients, x: torch.Tensor, y: torch.Tensor, widths: Any) -> None:
-    """As training does it: on views, whose gradients are added in place."""
-    plan = gradients.net.plan(widths, "right")
-    leaves = gradients.leaves(plan)
-    gradients.backward(F.cross_entropy(gradients.net.run(plan, x, leaves), y), [(plan, leaves)])
-
-
-def alternate(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call, taken in turn."""
-    for call in calls.values():
-        call()
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            taken[name].append((time.perf_counter() - start) * 1e3)
-    return {name: round(float(np.median(t)), 2) for name, t in taken.items()}
-
-
-def time_cpu(name: str, batch: int, rounds: int) -> dict[str, float]:
-    """A path against the plain network of the same widths, in both memory formats."""
-    torch.manual_seed(0)
-    space = trace(cpu_network(name), torch.randn(2, 3, 32, 32), groups=4)
-    widths = space.sample(np.random.default_rng(0))[0]
-    y = torch.randint(0, 10, (batch,))
-    calls: dict[str, Callable[[], None]] = {}
-    for label, order in (("", torch.contiguous_format), ("channels-last ", torch.channels_last)):
-        x = torch.randn(batch, 3, 32, 32).to(memory_format=order)
-        net = Supernet(space, "bcv2").to(memory_format=order).train()
-        PathGradients(net).zero()
-        plain = space.build(widths, weights_of=net, side="right").to(memory_format=order).train()
-        calls[f"{label}path"] = partial(one_path, PathGradients(net), x, y, widths)
-        calls[f"{label}plain"] = lambda plain=plain, x=x: one_pass(lambda: plain(x), y)
-    return alternate(calls, rounds)
-
-
-def saved_bytes(net: Supernet, x: torch.Tensor, y: torch.Tensor, paths: list[Any]) -> int:
-    """Bytes of distinct tensors that autograd keeps for the backward of the summed losses, without parameters."""
-    own = {p.untyped_storage().data_ptr() for p in net.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        torch.stack([F.cross_entropy(net(x, w, s), y) for w, s in paths]).mean().backward()
-    return sum(kept.values())
-
-
-def memory_cpu(name: str, batch: int) -> dict[str, float]:
-    torch.manual_seed(0)
-    net = Supernet(trace(cpu_network(name), torch.randn(2, 3, 32, 32), groups=4), "bcv2").train()
-    paths = four_paths(net, np.random.default_rng(0))
-    x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
-    joint, alternating = saved_bytes(net, x, y, paths[:2]), saved_bytes(net, x, y, paths[:1])
-    return {"joint_mib": joint / 2**20, "alternating_mib": alternating / 2**20, "ratio": alternating / joint}
-
-
-def on_cpu(args: argparse.Namespace, results: dict[str, Any]) -> None:
-    from bcnet.training.allocator import tune_allocator
-
-    torch.set_num_threads(args.threads)
-    results["device"] = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    names = ["mobilenet", "mobilenetv2"]
-    for name in names:
-        results[f"memory {name}"] = attempt(name, lambda name=name: memory_cpu(name, args.batch))
-        say(f"memory {name}: {results[f'memory {name}']}")
-    for tuned in (False, True):
-        if tuned:
-            results["allocator tuned"] = tune_allocator()
-        for name in names:
-            key = f"{name}{' tuned' if tuned else ''}"
-            results[key] = attempt(key, lambda name=name: time_cpu(name, args.batch, args.rounds))
-            say(f"{key}: {results[key]}")
-            keep(args.out, results)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
@@ -401,8 +266,6 @@ def main() -> None:
     if args.device == "cuda":
         show_cuda(results, args.networks)
 
-
-START = time.perf_counter()
 
 if __name__ == "__main__":
     main()

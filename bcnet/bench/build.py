@@ -32,7 +32,7 @@ from bcnet.utils.files import clear_errors, write_file
 from bcnet.utils.progress import Listener
 from bcnet.utils.settings import Count, Natural, checked
 
-TABLE_RECIPE = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
+TABLE_OPTIMISATION = Optimisation(epochs=60, lr=0.1, nesterov=False, weight_decay=5e-4)
 """How the released tables were trained, with batches of 256, crops and flips."""
 
 LIVES = 5
@@ -44,7 +44,7 @@ NEAR, DRAWS = 0.98, 50
 @checked
 @dataclass(frozen=True)
 class BuildConfig:
-    """What to train: ``model`` and ``data`` as the command line names them, the candidates, and the recipe.
+    """What to train: ``model`` and ``data`` as the command line names them, the candidates, and how.
 
     ``networks`` of any space, drawn at random among those that cost 98 to 100 % of the budget ``within``, stand for
     all of them where it is not 0.
@@ -57,7 +57,7 @@ class BuildConfig:
     ignore: tuple[str, ...] = ()
     seeds: Count = 3
     batch: Count = 256
-    optimisation: Optimisation = field(default_factory=lambda: TABLE_RECIPE)
+    optimisation: Optimisation = field(default_factory=lambda: TABLE_OPTIMISATION)
     workers: Count = 1
     executor: Literal["processes", "ray"] = "processes"
     device: str = "cpu"

@@ -30,7 +30,6 @@ from bcnet.bench.correlation import correlations
 from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.spaces import RELEASED, get_space
 from bcnet.bench.table import ChannelBench
-from bcnet.bench.tas import TAS, train_tas
 from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.search.predictors.log_width import LogWidthModel
@@ -40,6 +39,7 @@ from bcnet.supernet.paths import METHODS, Method
 from bcnet.supernet.principle import get_principle
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
+from bcnet.supernet.tas import TAS, train_tas
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
 from bcnet.utils.files import clear_errors, write_file

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from bcnet.bench.spaces import BenchSpace
 from bcnet.errors import BcnetError
 
-Run = int | NDArray[np.integer] | Literal["mean"] | None
+WhichRun = int | NDArray[np.integer] | Literal["mean"] | None
 
 
 class TableScorer:
@@ -26,22 +26,17 @@ class TableScorer:
         self._acc = acc
         self._rng = np.random.default_rng(seed)
         self._trained = np.zeros(acc.shape, dtype=bool)
-        self._asked: list[NDArray[np.int64]] = []
-        self._given: list[NDArray[np.float64]] = []
-
-    @property
-    def queries(self) -> int:
-        return sum(len(scores) for scores in self._given)
+        self.queries = 0
 
     @property
     def evaluations(self) -> int:
         return int(self._trained.sum())
 
-    def __call__(self, widths: ArrayLike, run: Run = None) -> float:
+    def __call__(self, widths: ArrayLike, run: WhichRun = None) -> float:
         """The score of one configuration (L,), in percent."""
         return float(self.score_many(self._space.check(widths)[None], run)[0])
 
-    def score_many(self, widths: ArrayLike, run: Run = None) -> NDArray[np.float64]:
+    def score_many(self, widths: ArrayLike, run: WhichRun = None) -> NDArray[np.float64]:
         """The scores of widths (n, L), in percent: (n,)."""
         index = self._space.index(widths)
         if index.ndim != 1:
@@ -55,18 +50,8 @@ class TableScorer:
             runs = self._runs(run, len(index))
             self._trained[index, runs] = True
             scores = self._acc[index, runs]
-        self._asked.append(index)
-        self._given.append(scores)
+        self.queries += len(index)
         return scores
-
-    def trajectory(self) -> NDArray[np.float64]:
-        """After every query, the mean accuracy of the widths with the best score so far: (queries,)."""
-        if not self._given:
-            return np.empty(0)
-        asked, given = np.concatenate(self._asked), np.concatenate(self._given)
-        improved = given > np.append(-np.inf, np.maximum.accumulate(given)[:-1])
-        leader = np.maximum.accumulate(np.where(improved, np.arange(len(given)), 0))
-        return self._acc[asked[leader]].mean(axis=1)
 
     def _runs(self, run: int | NDArray[np.integer] | None, count: int) -> NDArray[np.int64]:
         seeds = self._acc.shape[1]

@@ -7,7 +7,6 @@ from 0. The two released spaces, ``mobilenet`` and ``resnet``, are those of two 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable
 
@@ -166,11 +165,8 @@ def get_space(space: str | WidthSpace) -> BenchSpace:
         return _released(space)
     if str(space).endswith(".json"):
         return _read_space(Path(space))
-    near = difflib.get_close_matches(str(space).lower(), RELEASED, n=1, cutoff=0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise BcnetError(
-        f"there is no space {str(space)!r:.60}{hint}: name {', '.join(RELEASED)} or the .json file of a space"
-    )
+    guess = did_you_mean(space, RELEASED) or f"name {', '.join(RELEASED)} or the .json file of a space"
+    raise BcnetError(f"there is no space {str(space)!r:.60}: {guess}")
 
 
 def _read_space(path: Path) -> BenchSpace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from bcnet.bench.correlation import Correlations
 from bcnet.bench.files import find_table
 from bcnet.bench.scorer import TableScorer
 from bcnet.bench.spaces import BenchSpace, get_space
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
 from bcnet.utils.files import clear_errors, digest, write_file
@@ -175,9 +174,8 @@ class ChannelBench:
         inside = np.ones(len(self), dtype=bool)
         for name, limit in constraints.items():
             if name not in self.costs:
-                near = difflib.get_close_matches(str(name), self.costs, n=1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise BcnetError(f"the table has no cost {name!r}{hint}: it has {', '.join(self.costs)}")
+                guess = did_you_mean(name, self.costs) or f"it has {', '.join(self.costs)}"
+                raise BcnetError(f"the table has no cost {name!r}: {guess}")
             if isinstance(limit, bool) or not isinstance(limit, int | float | np.number) or math.isnan(limit):
                 raise BcnetError(f"the budget of {name} must be a number, got {limit!r:.40}")
             inside &= self.costs[name] <= limit

@@ -8,6 +8,8 @@ from bcnet.cli import options
 from bcnet.cli.console import print_json, table
 from bcnet.cli.network import TITLES, by, costs_of, load, one_line_warnings
 
+EXPERIMENTAL = "Balanced widths are experimental: they did not win a trial against uniform scaling."
+
 
 def balance(
     model: Annotated[str, options.MODEL],
@@ -20,7 +22,7 @@ def balance(
     squeeze: Annotated[bool, options.SQUEEZE] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Find widths within a budget at once, without training: a width counts as much as it has layers."""
+    """Find widths within a budget at once, without training: a width counts as much as it has layers (experimental)."""
     from bcnet.search import Constraints, LogWidthModel
 
     source = load(model, input_shape)
@@ -51,3 +53,4 @@ def balance(
         ["cost", *costs],
         [(TITLES[name], *(costs[who][name] for who in costs)) for name in costs["full"]],
     )
+    print(EXPERIMENTAL)

@@ -72,8 +72,9 @@ def _leave_quietly() -> NoReturn:
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """End the program with ``error: message``, on one line."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    """End the program with ``error: message``, on one line, without characters that a terminal would obey."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(message.split()))
+    print(f"error: {shown}", file=sys.stderr)
     sys.exit(code)
 
 

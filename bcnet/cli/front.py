@@ -38,22 +38,23 @@ def front(
     pareto, best, chosen = front_of(trials, first), best_of(trials, first), _chosen(run)
     if as_json:
         counts = {"evaluations": len(trials), "failures": sum(t.score is None for t in trials)}
-        shown = {
+        found = {
             "chosen": chosen.to_dict() if chosen else None,
             "best": best.to_dict() if best else None,
             "front": [t.to_dict() for t in pareto],
         }
-        print_json({"variables": settings.get("variables"), "budgets": budgets, **counts, **shown})
+        print_json({"variables": settings.get("variables"), "budgets": budgets, **counts, **found})
         return
-    names = list(pareto[0].costs) if pareto else []
+    shown = (*((_kind(t, best), t) for t in pareto), *([("chosen", chosen)] if chosen else []))
+    names = list(shown[0][1].costs) if shown else []
     rows = [
         (
             kind,
-            f"{trial.score:.6g}",
+            "-" if trial.score is None else f"{trial.score:.6g}",
             *(format_cost(name, trial.costs[name]) for name in names),
             " ".join(map(str, trial.widths)),
         )
-        for kind, trial in (*((_kind(t, best), t) for t in pareto), *([("chosen", chosen)] if chosen else []))
+        for kind, trial in shown
     ]
     asked = ", ".join(f"{name} at most {format_cost(name, limit)}" for name, limit in budgets.items())
     table(f"{len(pareto)} on the front of {len(trials):,} trials; {asked}", ["", "score", *names, "widths"], rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 
 if TYPE_CHECKING:
     from bcnet.models.load import LoadedModel
@@ -95,9 +94,8 @@ def ordered(given: dict[str, int], names: Sequence[str]) -> list[int]:
     """The widths of an object in the order of the variables' ``names``."""
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name[:80], names, n=1, cutoff=0.5)
-            guess = f": did you mean {near[0]!r}?" if near else ""
-            raise BcnetError(f"this space has no variable {name!r:.60}{guess}")
+            guess = did_you_mean(name, names) or f"it has {len(names)}"
+            raise BcnetError(f"this space has no variable {name!r:.60}: {guess}")
     missing = [name for name in names if name not in given]
     if missing:
         raise BcnetError(f"the width of variable {missing[0]!r} is missing ({len(missing)} of {len(names)} are)")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bcnet.data.source import ImageSet, Labelled, check_labels
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.utils.files import read_regular, write_file
 
 MEAN = (0.4914 * 255, 0.4822 * 255, 0.4465 * 255)
@@ -222,7 +222,7 @@ def _decode_parquet(path: Path) -> Rows:
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # texts may be no UTF-8
         if isinstance(error, BcnetError):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise BcnetError(f"{path} is no parquet file: {reason:.200}") from None
     column = next((name for name in ("img", "image") if name in names), None)
     if column is None or "label" not in names:

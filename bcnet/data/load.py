@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from bcnet.data.digits import read_digits
 from bcnet.data.imagefolder import FolderData, preprocessing, read_folder
 from bcnet.data.options import LoadOptions
 from bcnet.data.source import Data, ImageSet, Labelled, Preprocessing, split
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.utils.files import full_path
 
 EMBEDDED = {"digits": read_digits, "cluttered_digits": read_cluttered_digits}
@@ -41,9 +40,8 @@ def load_data(
     """
     kind, colon, path = name.partition(":")
     if kind not in NAMES:
-        near = get_close_matches(kind, NAMES, n=1)
-        hint = f"did you mean {NAMES[near[0]]}?" if near else f"known are {', '.join(NAMES.values())}"
-        raise BcnetError(f"unknown data {kind!r}: {hint}")
+        guess = did_you_mean(kind, NAMES.values()) or f"there are {', '.join(NAMES.values())}"
+        raise BcnetError(f"unknown data {kind!r}: {guess}")
     request = _Request(name, val_fraction, seed, device, shard, options or LoadOptions())
     try:
         if kind in EMBEDDED:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import ExitStack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bcnet.latency.onnx import OnnxNetwork, write_onnx
+from bcnet.latency.onnx import as_onnx
 
 ROUNDS = 50
 LONGEST = 5.0  # seconds of measuring
@@ -40,10 +39,6 @@ def compare_backend(networks: Mapping[str, nn.Module], example: Tensor, backend:
     if backend == "torch":
         return compare_latency(networks, example)
     inputs = (example[:1].cpu().contiguous(),)
-    with tempfile.TemporaryDirectory() as folder:
-        written: dict[str, nn.Module] = {}
-        for name, network in networks.items():
-            path = Path(folder) / f"{name}.onnx"
-            write_onnx(network.cpu(), inputs, path)
-            written[name] = OnnxNetwork(path)
+    with ExitStack() as stack:
+        written = {name: stack.enter_context(as_onnx(net.cpu(), inputs)) for name, net in networks.items()}
         return compare_latency(written, inputs[0])

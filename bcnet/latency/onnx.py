@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,18 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 
 
 class OnnxNetwork(nn.Module):
-    """An ONNX file as a network, run by onnxruntime on the CPU with as many threads as torch uses."""
+    """An ONNX file, or its bytes, as a network, run by onnxruntime on the CPU with as many threads as torch uses."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, model: str | Path | bytes):
         super().__init__()
         runtime = onnxruntime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
-        self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        model = str(model) if isinstance(model, Path) else model
+        self._session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     @property
     def any_batch(self) -> bool:
@@ -50,8 +52,17 @@ def write_onnx(
                 return OnnxNetwork(path).any_batch
             except Exception as error:  # the network's own code may tie it to a batch size: torch has no one class
                 failure = error
-    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+    reason = first_line(failure)
     raise BcnetError(f"torch cannot write this network as ONNX ({reason}): export it as pt2") from failure
+
+
+@contextmanager
+def as_onnx(network: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[OnnxNetwork]:
+    """``network``, on the CPU, as onnxruntime runs it; its file is there meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        write_onnx(network, inputs, path)
+        yield OnnxNetwork(path)
 
 
 def any_batch(inputs: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
-from torch import Tensor, fx
+from torch import fx
 
 from bcnet.errors import BcnetError
 from bcnet.latency.timing import Operation, Timer, TimingConfig, open_timer
@@ -26,13 +26,11 @@ from bcnet.space.axis import Size
 from bcnet.space.counting import product
 from bcnet.space.network import NetworkSpace
 from bcnet.space.operators.table import bind
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 
 FORMAT_VERSION = 1
 GRID = 4
 FITTED, CHECKED = 10, 4
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -189,16 +187,12 @@ def measure_networks(
 ) -> list[Measured]:
     """Build networks at ``widths`` and time them: what the table predicts, and what is so."""
     config = config or TimingConfig()
-    device = next(space.model.parameters()).device
-    with open_timer(config, device) as timer:
-        turns = [
-            [_time_network(space, np.asarray(one), timer, config.batch) for one in widths] for _ in range(timer.turns)
-        ]
-    found = np.min(turns, axis=0)
-    predicted = table(np.stack([np.asarray(one) for one in widths]))
+    rows = np.stack([np.asarray(one) for one in widths])
+    with open_timer(config, next(space.model.parameters()).device) as timer:
+        times = _times(space, list(rows), timer, config.batch)
     return [
-        Measured(tuple(int(c) for c in np.asarray(one)), float(guess), float(time), fitted=False)
-        for one, guess, time in zip(widths, predicted, found, strict=True)
+        Measured(tuple(one.tolist()), float(guess), float(time), fitted=False)
+        for one, guess, time in zip(rows, table(rows), times, strict=True)
     ]
 
 
@@ -207,11 +201,7 @@ def _calibrated(
 ) -> LatencyTable:
     """The table with its weights fitted to whole networks: relative errors are squared, no weight is negative."""
     drawn = _spread(space, FITTED) + _spread(space, CHECKED + 2)[1:-1]
-    times = np.full(len(drawn), np.inf)
-    for done in range(timer.turns * len(drawn)):
-        i = done % len(drawn)
-        times[i] = min(times[i], _time_network(space, drawn[i], timer, config.batch))
-        told(done + 1)
+    times = _times(space, drawn, timer, config.batch, told)
     parts = table.parts(np.stack(drawn).astype(np.float64))
     weights = nnls(parts[:FITTED] / times[:FITTED, None], np.ones(FITTED))[0]
     networks = tuple(
@@ -230,13 +220,17 @@ def _spread(space: NetworkSpace, n: int) -> list[Widths]:
     return list(space.decode(np.clip((steps + noise) * top, 0, top).round().astype(np.int64)))
 
 
-def _time_network(space: NetworkSpace, widths: Widths, timer: Timer, batch: int) -> float:
-    inputs = tuple(_of_batch(x, batch) for x in space.example)
-    return timer.network(space.build(widths, weights_of=space.model), inputs)
-
-
-def _of_batch(x: Tensor, batch: int) -> Tensor:
-    return x[:1].expand(batch, *x.shape[1:]).contiguous()
+def _times(
+    space: NetworkSpace, rows: Sequence[Widths], timer: Timer, batch: int, told: Callable[[int], None] = lambda _: None
+) -> Floats:
+    """The least time of each network in all turns of ``timer``, in nanoseconds (n,)."""
+    inputs = tuple(x[:1].expand(batch, *x.shape[1:]).contiguous() for x in space.example)
+    times = np.full(len(rows), np.inf)
+    for done in range(timer.turns * len(rows)):
+        i = done % len(rows)
+        times[i] = min(times[i], timer.network(space.build(rows[i], weights_of=space.model), inputs))
+        told(done + 1)
+    return times
 
 
 def _layers(space: NetworkSpace) -> list[_Layer]:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bcnet.errors import BcnetError
+from bcnet.latency.onnx import OnnxNetwork, as_onnx, onnxruntime
 from bcnet.utils.settings import Count, Positive, checked
 
 LEAST_RUNS, MOST_RUNS = 5, 50
@@ -84,11 +81,17 @@ class Timer(Protocol):
 @contextmanager
 def open_timer(config: TimingConfig, device: torch.device) -> Iterator[Timer]:
     """A timer with the threads of ``config``; torch gets its own back afterwards."""
-    before = torch.get_num_threads()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    try:
+    with threads(config.threads):
         yield _OnnxTimer(config) if config.backend == "onnxruntime" else _TorchTimer(config, device)
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """So many threads of the CPU inside; torch's own choice where it is left open."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
     finally:
         torch.set_num_threads(before)
 
@@ -120,29 +123,19 @@ class _OnnxTimer:
     turns = 1  # onnxruntime plans its memory, and exporting takes far longer than timing
 
     def __init__(self, config: TimingConfig):
-        try:
-            import onnxruntime
-            import onnxscript  # noqa: F401  what torch's exporter needs
-        except ImportError:
-            raise BcnetError("latency by onnxruntime needs it: pip install 'bcnet[onnx]', or use torch") from None
-        self._runtime, self._config = onnxruntime, config
+        onnxruntime()
+        self._seconds = config.seconds
 
     def layer(self, operation: Operation, batch: int) -> float:
-        return self._time(onnx_layer(operation, batch), (operation.example(batch),))
+        return self._time(OnnxNetwork(onnx_layer(operation, batch)), (operation.example(batch),))
 
     def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "network.onnx"
-            _export(network.cpu().eval(), tuple(x.cpu() for x in inputs), path)
-            return self._time(str(path), inputs)
+        inputs = tuple(x.cpu() for x in inputs)
+        with as_onnx(network.cpu(), inputs) as made:
+            return self._time(made, inputs)
 
-    def _time(self, model: str | bytes, inputs: tuple[Tensor, ...]) -> float:
-        options = self._runtime.SessionOptions()
-        options.intra_op_num_threads = self._config.threads or torch.get_num_threads()
-        session = self._runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        names = [given.name for given in session.get_inputs()]
-        feed = {name: x.cpu().numpy() for name, x in zip(names, inputs, strict=True)}
-        return min(_median(lambda: session.run(None, feed), self._config.seconds) for _ in range(3))
+    def _time(self, network: OnnxNetwork, inputs: tuple[Tensor, ...]) -> float:
+        return min(_median(lambda: network(*inputs), self._seconds) for _ in range(3))
 
 
 def onnx_layer(operation: Operation, batch: int) -> bytes:
@@ -169,12 +162,6 @@ def onnx_layer(operation: Operation, batch: int) -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     written: bytes = model.SerializeToString()
     return written
-
-
-def _export(network: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(network, inputs, str(path), dynamo=True, verbose=False)
 
 
 def _median(once: Callable[[], object], seconds: float) -> float:

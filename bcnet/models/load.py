@@ -7,7 +7,6 @@ asked for; those of a file are read by :mod:`bcnet.models.weights`.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet import models as zoo
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.network import NetworkSpace, trace
 
 Shape = tuple[int, int, int]
@@ -198,9 +197,8 @@ def _built(spec: str, build: Callable[[], Any], pretrained: bool) -> Any:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    by_lower = {key.lower(): key for key in known}
-    near = difflib.get_close_matches(name.lower()[:80], list(by_lower), n=3, cutoff=0.6)
-    return f": did you mean {' or '.join(repr(by_lower[key]) for key in near)}?" if near else ""
+    guess = did_you_mean(name, known, 3)
+    return f": {guess}" if guess else ""
 
 
 def _cause(error: BaseException) -> str:

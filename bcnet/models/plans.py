@@ -189,4 +189,4 @@ CLUTTERED = NamedPlan(
     )
 )
 
-Plan = VGGPlan | ResNetPlan | InvertedPlan | NamedPlan
+NetworkPlan = VGGPlan | ResNetPlan | InvertedPlan | NamedPlan

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.models import plans
 from bcnet.models.plans import Variable
 
@@ -94,121 +93,39 @@ _CIFAR: _Size = ((3, 32, 32), 10)
 _DIGITS: _Size = ((1, 8, 8), 10)
 _CLUTTERED: _Size = ((1, 24, 24), 10)
 
-# name, family, plan, size, FLOPs, parameters, about; tests/models/test_zoo.py measures the figures on built networks.
-_TABLE: tuple[tuple[str, str, plans.Plan, _Size, int, int, str], ...] = (
-    (
-        "digits_cnn",
-        "digits_cnn",
-        plans.DIGITS,
-        _DIGITS,
-        2_331_904,
-        51_978,
-        "small net for scikit-learn's digits: a residual and an inverted residual block",
-    ),
-    (
-        "cluttered_cnn",
-        "digits_cnn",
-        plans.CLUTTERED,
-        _CLUTTERED,
-        3_412_032,
-        92_578,
-        "small net for digits in clutter, the example of `bcnet run`: wide where images are small",
-    ),
-    (
-        "channel_bench_mobilenet",
-        "channel_bench",
-        plans.CHANNEL_BENCH_MOBILENET,
-        _CIFAR,
-        211_281_920,
-        1_804_170,
-        "Channel-Bench-Macro's net of inverted residual blocks",
-    ),
-    (
-        "channel_bench_resnet",
-        "channel_bench",
-        plans.CHANNEL_BENCH_RESNET,
-        _CIFAR,
-        1_436_226_560,
-        15_356_170,
-        "Channel-Bench-Macro's net of basic residual blocks",
-    ),
-    (
-        "vgg19_cifar",
-        "vgg",
-        plans.VGG19,
-        _CIFAR,
-        398_136_320,
-        20_035_018,
-        "VGG19 with batch norm, global pooling and one linear layer",
-    ),
-    (
-        "mobilenetv2_cifar",
-        "mobilenet",
-        plans.MOBILENETV2_CIFAR,
-        _CIFAR,
-        296_473_088,
-        2_236_682,
-        "MobileNetV2 that strides in stages 4 and 6 only",
-    ),
-    (
-        "mobilenetv2_imagenet",
-        "mobilenet",
-        plans.MOBILENETV2_IMAGENET,
-        _IMAGENET,
-        300_774_272,
-        3_504_872,
-        "MobileNetV2: inverted residual blocks",
-    ),
-    (
-        "resnet18_imagenet",
-        "resnet",
-        plans.RESNET18,
-        _IMAGENET,
-        1_814_073_344,
-        11_689_512,
-        "ResNet of basic blocks; stem and stage 1 share one width",
-    ),
-    (
-        "resnet34_imagenet",
-        "resnet",
-        plans.RESNET34,
-        _IMAGENET,
-        3_663_761_408,
-        21_797_672,
-        "ResNet of basic blocks; stem and stage 1 share one width",
-    ),
-    (
-        "resnet50_imagenet",
-        "resnet",
-        plans.RESNET50,
-        _IMAGENET,
-        4_089_184_256,
-        25_557_032,
-        "ResNet of bottlenecks, stride in the 3x3",
-    ),
-    (
-        "efficientnet_b0_imagenet",
-        "efficientnet",
-        plans.EFFICIENTNET_B0,
-        _IMAGENET,
-        385_814_752,
-        5_288_548,
-        "EfficientNet-B0; squeeze widths stay fixed unless all 40 widths are given",
-    ),
-    (
-        "proxylessnas_imagenet",
-        "proxyless",
-        plans.PROXYLESSNAS,
-        _IMAGENET,
-        320_427_584,
-        4_080_512,
-        "ProxylessNAS: inverted residual blocks with kernels 3, 5 and 7",
-    ),
+# name, family, plan, size, FLOPs, parameters; tests/models/test_zoo.py measures the figures on built networks.
+_TABLE: tuple[tuple[str, str, plans.NetworkPlan, _Size, int, int], ...] = (
+    ("digits_cnn", "digits_cnn", plans.DIGITS, _DIGITS, 2_331_904, 51_978),
+    ("cluttered_cnn", "digits_cnn", plans.CLUTTERED, _CLUTTERED, 3_412_032, 92_578),
+    ("channel_bench_mobilenet", "channel_bench", plans.CHANNEL_BENCH_MOBILENET, _CIFAR, 211_281_920, 1_804_170),
+    ("channel_bench_resnet", "channel_bench", plans.CHANNEL_BENCH_RESNET, _CIFAR, 1_436_226_560, 15_356_170),
+    ("vgg19_cifar", "vgg", plans.VGG19, _CIFAR, 398_136_320, 20_035_018),
+    ("mobilenetv2_cifar", "mobilenet", plans.MOBILENETV2_CIFAR, _CIFAR, 296_473_088, 2_236_682),
+    ("mobilenetv2_imagenet", "mobilenet", plans.MOBILENETV2_IMAGENET, _IMAGENET, 300_774_272, 3_504_872),
+    ("resnet18_imagenet", "resnet", plans.RESNET18, _IMAGENET, 1_814_073_344, 11_689_512),
+    ("resnet34_imagenet", "resnet", plans.RESNET34, _IMAGENET, 3_663_761_408, 21_797_672),
+    ("resnet50_imagenet", "resnet", plans.RESNET50, _IMAGENET, 4_089_184_256, 25_557_032),
+    ("efficientnet_b0_imagenet", "efficientnet", plans.EFFICIENTNET_B0, _IMAGENET, 385_814_752, 5_288_548),
+    ("proxylessnas_imagenet", "proxyless", plans.PROXYLESSNAS, _IMAGENET, 320_427_584, 4_080_512),
 )
+_ABOUT = {
+    "digits_cnn": "small net for scikit-learn's digits: a residual and an inverted residual block",
+    "cluttered_cnn": "small net for digits in clutter, the example of `bcnet run`: wide where images are small",
+    "channel_bench_mobilenet": "Channel-Bench-Macro's net of inverted residual blocks",
+    "channel_bench_resnet": "Channel-Bench-Macro's net of basic residual blocks",
+    "vgg19_cifar": "VGG19 with batch norm, global pooling and one linear layer",
+    "mobilenetv2_cifar": "MobileNetV2 that strides in stages 4 and 6 only",
+    "mobilenetv2_imagenet": "MobileNetV2: inverted residual blocks",
+    "resnet18_imagenet": "ResNet of basic blocks; stem and stage 1 share one width",
+    "resnet34_imagenet": "ResNet of basic blocks; stem and stage 1 share one width",
+    "resnet50_imagenet": "ResNet of bottlenecks, stride in the 3x3",
+    "efficientnet_b0_imagenet": "EfficientNet-B0; squeeze widths stay fixed unless all 40 widths are given",
+    "proxylessnas_imagenet": "ProxylessNAS: inverted residual blocks with kernels 3, 5 and 7",
+}
 
 MODELS: dict[str, ZooModel] = {
-    name: ZooModel(name, family, tuple(plan.variables()), *size, flops, params, about)
-    for name, family, plan, size, flops, params, about in _TABLE
+    name: ZooModel(name, family, tuple(plan.variables()), *size, flops, params, _ABOUT[name])
+    for name, family, plan, size, flops, params in _TABLE
 }
 
 
@@ -216,9 +133,8 @@ def find(name: str) -> ZooModel:
     """The network called ``name``, or a :class:`BcnetError` with near matches."""
     if name in MODELS:
         return MODELS[name]
-    near = difflib.get_close_matches(str(name).lower()[:80], MODELS, n=3, cutoff=0.5)
-    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise BcnetError(f"unknown model {name!r:.80}: {guess}`bcnet models` lists all")
+    guess = did_you_mean(name, MODELS, 3)
+    raise BcnetError(f"unknown model {name!r:.80}: {guess}{guess and ' '}`bcnet models` lists all")
 
 
 def build(name: str, widths: Iterable[int] | None = None, classes: int | None = None) -> nn.Module:

@@ -260,7 +260,8 @@ def _progress(data: ReportData) -> str:
         return ""
     gain = f"The best was found at evaluation {data.chosen.number} of {len(data.trials):,}"
     if data.gains is not None:
-        gain = f"The choice is the best configuration by a log-width model of all {len(data.trials):,} scores"
+        model = "a log-width model (experimental)"
+        gain = f"The choice is the best configuration by {model} of all {len(data.trials):,} scores"
     uniform = data.reference_scores.get("uniform")
     if uniform is None:
         return f"{gain}."
@@ -280,7 +281,8 @@ def _log_width(data: ReportData) -> str:
     return (
         "<h3>What a width is worth</h3><p>Single scores err, and a search finds those that err upwards. "
         "So a log-width model is fitted to all of them: doubling a width adds a fixed amount, never negative, the same "
-        f"for each of its layers unless the scores tell otherwise. Doubling {escape(most)} adds most."
+        f"for each of its layers unless the scores tell otherwise. Doubling {escape(most)} adds most. The model is "
+        "experimental: it did not win a trial on networks it was not made with."
         '</p><div class="chart low" id="log-width"></div>'
     )
 

@@ -7,7 +7,6 @@ are then timed side by side.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
 from bcnet.latency.compare import compare_latency
-from bcnet.latency.onnx import OnnxNetwork, any_batch, onnxruntime, quiet_exports, write_onnx
+from bcnet.latency.onnx import OnnxNetwork, any_batch, as_onnx, onnxruntime, quiet_exports, write_onnx
 from bcnet.run.card import CARD, facts_of, model_card, write_metadata
 from bcnet.run.recipe import PYTHON
 from bcnet.run.serialization import DESCRIPTION, WEIGHTS, Description, save
@@ -55,10 +54,8 @@ def export_run(
         files.append("model.onnx")
         result["difference"], result["any_batch"] = to_onnx(network, inputs, folder / files[-1], tolerance)
         write_metadata(folder / files[-1], described.facts)
-        with tempfile.TemporaryDirectory() as place:
-            path = Path(place) / "original.onnx"
-            write_onnx(original, inputs, path)
-            timed = {"original": OnnxNetwork(path), "slim": OnnxNetwork(folder / files[-1])}
+        with as_onnx(original, inputs) as as_it_was:
+            timed = {"original": as_it_was, "slim": OnnxNetwork(folder / files[-1])}
     with clear_errors(f"the network in {folder}"):
         write_file(folder / CARD, model_card(run, described.facts, files).encode())
     files.append(CARD)

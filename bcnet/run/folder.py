@@ -139,8 +139,10 @@ class RunFolder:
     ) -> None:
         """Keep a result; ``files`` are those it speaks of, by their paths within the folder.
 
-        Of several processes, the first one writes, and the others wait until it is there.
+        Of several processes, the first one writes when all have come so far, so that none finds a result which it is
+        still about to make, and the others wait until it is there.
         """
+        distributed.wait()
         if distributed.main_process():
             self._write(name, result, tensors, files)
         distributed.wait()

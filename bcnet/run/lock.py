@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from bcnet.errors import BcnetError
-from bcnet.utils.files import read_regular
+from bcnet.utils.files import identity, read_regular
 
 
 class FolderLock:
@@ -38,7 +38,7 @@ class FolderLock:
 
     def check(self) -> None:
         """A :class:`BcnetError` where the folder is no longer the one that was locked."""
-        if self._place is not None and _identity(self.folder) != self._place:
+        if self._place is not None and identity(self.folder) != self._place:
             raise BcnetError(f"{self.folder} was removed or replaced while this run worked in it: begin the run anew")
 
     def _take(self) -> None:
@@ -86,11 +86,3 @@ class FolderLock:
             return read_regular(self.folder / "lock", 100).decode("ascii", "replace").strip() or "unknown"
         except OSError:
             return "unknown"
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(folder)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

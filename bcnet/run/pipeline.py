@@ -39,29 +39,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import torch
-
 from bcnet.errors import BcnetError
-from bcnet.run import stages
+from bcnet.latency.timing import threads
 from bcnet.run.folder import RunFolder
 from bcnet.run.mending import first_loss, mend, restore_start
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.session import Run
+from bcnet.run.stages import compare, given, race, retrain, search, supernet, trace
+from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import FOLDER, SHARED, Target, folder_name, known_trials, open_target, target_row
 from bcnet.training import distributed
 from bcnet.utils.random_state import kept_random_state
 
 STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
-    "trace": (stages.trace_network, "find the width variables"),
-    "given": (stages.score_given, "score the network as it is given"),
-    "train": (stages.train, "train the supernet"),
-    "search": (stages.find, "search widths within the budget"),
-    "race": (stages.race, "race the finalists"),
-    "retrain": (stages.retrain_all, "train the networks that are compared"),
+    "trace": (trace.trace_network, "find the width variables"),
+    "given": (given.score_given, "score the network as it is given"),
+    "train": (supernet.train, "train the supernet"),
+    "search": (search.find, "search widths within the budget"),
+    "race": (race.race, "race the finalists"),
+    "retrain": (retrain.retrain_all, "train the networks that are compared"),
     "targets": (lambda run: run_targets(run), "a slim network for every target"),
-    "compare": (stages.compare, "measure and compare"),
-    "export": (stages.export, "export the slim network"),
-    "report": (stages.report, "write the report"),
+    "compare": (compare.compare, "measure and compare"),
+    "export": (compare.export_network, "export the slim network"),
+    "report": (compare.report_run, "write the report"),
 }
 TOGETHER = ("given", "train", "search", "race", "retrain", "targets")
 """Stages that several processes share; the others are the first one's alone."""
@@ -82,14 +82,17 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
     if again:
         distributed.decide(lambda: forget(run, until))
     for name in names[: names.index(until) + 1]:
-        if not run.done(name):
-            stage, about = STAGES[name]
-            run.listener.stage(name, about)
-            with threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
-                if name in TOGETHER:
-                    stage(run)
-                else:
-                    distributed.decide(partial(stage, run))
+        if distributed.decide(
+            partial(run.done, name)
+        ):  # not by each: one that is late would see what is made meanwhile
+            continue
+        stage, about = STAGES[name]
+        run.listener.stage(name, about)
+        with threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
+            if name in TOGETHER:
+                stage(run)
+            else:
+                distributed.decide(partial(stage, run))
 
 
 def _mend(run: Run, names: list[str]) -> None:
@@ -162,7 +165,7 @@ def pick(run: Run, budget: str) -> Target:
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
     run_stages(target, "trace")
     if not target.done("search"):
-        stages.choose_known(target, known_trials(run))
+        search.choose_known(target, known_trials(run))
     run_stages(target, stages_of(target.recipe)[-1])
     return target
 
@@ -179,7 +182,7 @@ def forget(run: Run, stage: str) -> None:
     for name in reversed(names[names.index(stage) :]):
         run.remove(name)
     for name in _checkpoints(run, names[names.index(stage) :]):
-        run.remove(f"{stages.CHECKPOINTS}/{name}")
+        run.remove(f"{CHECKPOINTS}/{name}")
     if names.index(stage) <= names.index("search"):
         for path in run.folder.glob("trials.sqlite*"):
             path.unlink()
@@ -187,19 +190,8 @@ def forget(run: Run, stage: str) -> None:
 
 def _checkpoints(run: Run, names: list[str]) -> list[str]:
     """The checkpoints of these stages; those of networks that are compared have their names."""
-    found = [path.name for path in run.path(stages.CHECKPOINTS).glob("*")]
+    found = [path.name for path in run.path(CHECKPOINTS).glob("*")]
     return [name for name in found if (name if name in STAGES else "retrain") in names]
-
-
-@contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """So many threads of the CPU inside; torch's own choice where it is left open."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from bcnet.run.pipeline import stages_of, threads
+from bcnet.latency.timing import threads
+from bcnet.run.pipeline import stages_of
 from bcnet.run.session import Run
 from bcnet.run.stages.retrain import ONCE
 from bcnet.search.constraints import format_cost

@@ -6,7 +6,6 @@ answered in one sentence that names the key. Where a recipe is silent, the defau
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bcnet.data.options import LoadOptions
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.latency.timing import TimingConfig
 from bcnet.search.config import SearchConfig
 from bcnet.search.criteria import METHODS as CRITERION_METHODS
@@ -126,7 +125,7 @@ class Recipe(BaseModel):
     recalibrate: int = Field(default=0, ge=0)
     rank_by: Literal["score", "loss"] = "loss"
     fallback: bool = True
-    search: SearchConfig = SearchConfig(choose="log-width", evaluations=100, population=20)
+    search: SearchConfig = SearchConfig(strategy="neighbours", evaluations=100, population=20)
     race: RaceConfig | None = RaceConfig()
     retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
@@ -182,6 +181,8 @@ class Recipe(BaseModel):
             raise ValueError("allot is 'full', but the full network is not slim: name another, such as uniform")
         if self.allot in CRITERION_METHODS and self.allot != "uniform" and self.start == "scratch":
             raise ValueError(f"allot is {self.allot!r}, which judges trained channels: it needs start: trained")
+        if self.search.strategy == "legr" and self.scorer == "supernet":
+            raise ValueError("strategy legr ranks trained channels: it needs start: trained and score: steps or cut")
         if self.weights and self.pretrained:
             raise ValueError("weights and pretrained both say where the weights come from: keep one of them")
         if self.search.seed != 0:
@@ -249,9 +250,10 @@ class Recipe(BaseModel):
         """The recipe called ``place``, or in the file ``place``."""
         path = FOLDER / f"{place}.yaml" if str(place) in names() else Path(place)
         if not path.is_file():
-            near = difflib.get_close_matches(str(place)[:80], names(), n=3, cutoff=0.5)
-            guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-            raise BcnetError(f"there is no recipe {str(place)!r:.80}: {guess}`bcnet recipe list` shows all")
+            guess = did_you_mean(place, names(), 3)
+            raise BcnetError(
+                f"there is no recipe {str(place)!r:.80}: {guess}{guess and ' '}`bcnet recipe list` shows all"
+            )
         text = cls.read_text(path)
         try:
             return cls.from_yaml(text)

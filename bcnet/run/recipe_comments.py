@@ -104,7 +104,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "after": "the share of training that is left out first",
     },
     "search": {
-        "strategy": "evolution, prior, markov, agent, greedy, random, uniform or enumerate",
+        "strategy": "evolution, neighbours, prior, markov, agent, legr, greedy, random, uniform or enumerate",
         "evaluations": "how many different configurations are scored",
         "population": "configurations of a generation",
         "retained": "how many of each generation live on as parents; 0: as many as the population",

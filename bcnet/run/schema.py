@@ -10,11 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Width = Annotated[int, Field(ge=1, le=2**26)]
-Widths = Annotated[list[Width], Field(min_length=1, max_length=100_000)]
-Costs = Annotated[dict[str, Count], Field(min_length=1)]
-Seconds = Annotated[FiniteFloat, Field(ge=0)]
+from bcnet.search.rows import Costs, Number, Seconds, TrialRecord, Width, WidthList
+
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -23,7 +20,7 @@ class _Schema(BaseModel):
 
 
 class _Tensors(_Schema):
-    bytes: Count
+    bytes: Number
     sha256: Sha256
 
 
@@ -35,7 +32,7 @@ class _Integrity(_Schema):
     files: dict[str, Sha256] = {}
 
 
-class Result(_Schema):
+class Record(_Schema):
     """What every result holds."""
 
     version: int
@@ -44,17 +41,17 @@ class Result(_Schema):
 
 class _Machine(_Schema):
     system: str
-    threads: Count
+    threads: Number
     device: str
 
 
-class RunResult(Result):
+class RunRecord(Record):
     """run.json: which program began the run, and how; a run begun from tests may say less."""
 
     recipe: str
     bcnet: str = ""
     command: list[str] = []
-    seed: Count = 0
+    seed: Number = 0
     commit: str | None = None
     date: str = ""
     device: str | None = None
@@ -62,7 +59,7 @@ class RunResult(Result):
     machine: _Machine | None = None
 
 
-class LatencyResult(Result):
+class LatencyRecord(Record):
     """latency.json; the table has a format of its own."""
 
     table: dict[str, Any]
@@ -70,7 +67,7 @@ class LatencyResult(Result):
 
 class _Variable(_Schema):
     name: str
-    candidates: Widths
+    candidates: WidthList
     layers: list[str]
     unit: Width
 
@@ -80,19 +77,19 @@ class _Budget(_Schema):
     limit: FiniteFloat
 
 
-class TraceResult(Result):
+class TraceRecord(Record):
     """trace.json: the width space and its budgets."""
 
     model: str
     fingerprint: dict[str, Sha256] = {}
     variables: Annotated[list[_Variable], Field(min_length=1)]
     budgets: Annotated[list[_Budget], Field(min_length=1)]
-    widths: dict[str, Widths]
+    widths: dict[str, WidthList]
     costs: dict[str, Costs]
 
 
 class _Epoch(_Schema):
-    epoch: Count
+    epoch: Number
     loss: FiniteFloat
 
 
@@ -107,7 +104,7 @@ class _Measured(_Schema):
     loss: FiniteFloat
 
 
-class GivenResult(Result, _Measured):
+class GivenRecord(Record, _Measured):
     """given.json: what the network knew as it was given, and after training where it knew nothing."""
 
     knew: bool
@@ -119,25 +116,14 @@ class GivenResult(Result, _Measured):
     seconds: Seconds
 
 
-class TrainResult(Result):
+class TrainRecord(Record):
     """train.json: how the supernet was trained."""
 
     principle: str
-    steps: Count
-    paths: Count
+    steps: Number
+    paths: Number
     history: list[_Epoch]
     seconds: Seconds
-
-
-class _Trial(_Schema):
-    number: Count
-    widths: Widths
-    score: FiniteFloat | None
-    costs: Costs
-    feasible: bool
-    generation: Count
-    seconds: Seconds
-    failure: str | None = None
 
 
 class _LogWidth(_Schema):
@@ -152,13 +138,13 @@ class _Held(_Schema):
     held: bool
 
 
-class SearchResult(Result):
+class SearchRecord(Record):
     """search.json: what was chosen, and the front it was chosen from."""
 
-    best: _Trial
+    best: TrialRecord
     latency: _Held | None = None
-    front: list[_Trial]
-    evaluations: Count
+    front: list[TrialRecord]
+    evaluations: Number
     ranked_by: Literal["score", "loss"]
     scored_by: Literal["steps", "cut", "supernet"]
     log_width: _LogWidth | None
@@ -167,7 +153,7 @@ class SearchResult(Result):
     seconds: Seconds
 
 
-class DoubtResult(Result):
+class DoubtRecord(Record):
     """search/doubt.json: what the scores of a search tell configurations apart by."""
 
     ranked_by: Literal["score", "loss"] | None
@@ -175,27 +161,27 @@ class DoubtResult(Result):
 
 
 class _Round(_Measured):
-    round: Count
+    round: Number
     name: str
-    epochs: Count
+    epochs: Number
 
 
-class RoundResult(Result, _Round):
+class RoundRecord(Record, _Round):
     """race/ROUND-NAME.json: what a finalist had on validation after a round."""
 
 
-class RaceResult(Result):
+class RaceRecord(Record):
     """race.json: the finalists and their rounds, and how the winner was trained."""
 
     winner: str
     by: Literal["score", "loss"]
-    finalists: Annotated[dict[str, Widths], Field(min_length=1)]
+    finalists: Annotated[dict[str, WidthList], Field(min_length=1)]
     rounds: list[_Round]
     history: list[_Epoch]
     seconds: Seconds
 
 
-class RetrainResult(Result):
+class RetrainRecord(Record):
     """retrain.json: the networks that were trained."""
 
     networks: Annotated[list[str], Field(min_length=1)]
@@ -206,12 +192,12 @@ class _Network(_Measured):
     name: str
     scored_on: str
     costs: Costs
-    widths: Widths
-    count: Count | None = None
+    widths: WidthList
+    count: Number | None = None
     learnt: bool = True
 
 
-class TrainedResult(Result, _Network):
+class TrainedRecord(Record, _Network):
     """retrain/NAME.json: one trained network."""
 
     history: list[_Epoch]
@@ -227,7 +213,7 @@ class _Lead(_Schema):
 class _Row(_Network):
     latency_ms: Seconds
     lead: _Lead | None = None
-    trainings: Count = 1
+    trainings: Number = 1
 
 
 class _Kept(_Schema):
@@ -239,7 +225,7 @@ class _Kept(_Schema):
     met: bool
 
 
-class CompareResult(Result):
+class CompareRecord(Record):
     """compare.json: the networks side by side, and whether the budgets hold."""
 
     timed_by: str = ""
@@ -264,13 +250,13 @@ class _Target(_Schema):
     networks: Annotated[dict[str, _Shown], Field(min_length=1)]
 
 
-class TargetsResult(Result):
+class TargetsRecord(Record):
     """targets.json: the slim network of every target, and uniform scaling beside it."""
 
     targets: Annotated[list[_Target], Field(min_length=1)]
 
 
-class ExportResult(Result):
+class ExportRecord(Record):
     """export.json: what was written, and how fast it is."""
 
     format: str
@@ -282,28 +268,28 @@ class ExportResult(Result):
     latency_ms: dict[str, Seconds]
 
 
-class ReportResult(Result):
+class ReportRecord(Record):
     """report.json: where the page is."""
 
     path: str
 
 
-SCHEMAS: dict[str, type[Result]] = {
-    "run": RunResult,
-    "latency": LatencyResult,
-    "trace": TraceResult,
-    "given": GivenResult,
-    "train": TrainResult,
-    "search": SearchResult,
-    "search/": DoubtResult,
-    "race": RaceResult,
-    "race/": RoundResult,
-    "retrain": RetrainResult,
-    "retrain/": TrainedResult,
-    "targets": TargetsResult,
-    "compare": CompareResult,
-    "export": ExportResult,
-    "report": ReportResult,
+SCHEMAS: dict[str, type[Record]] = {
+    "run": RunRecord,
+    "latency": LatencyRecord,
+    "trace": TraceRecord,
+    "given": GivenRecord,
+    "train": TrainRecord,
+    "search": SearchRecord,
+    "search/": DoubtRecord,
+    "race": RaceRecord,
+    "race/": RoundRecord,
+    "retrain": RetrainRecord,
+    "retrain/": TrainedRecord,
+    "targets": TargetsRecord,
+    "compare": CompareRecord,
+    "export": ExportRecord,
+    "report": ReportRecord,
 }
 """By the name of a result; a name that ends in ``/`` stands for all results in that folder."""
 
@@ -311,7 +297,7 @@ SCHEMAS: dict[str, type[Result]] = {
 def fault(name: str, content: dict[str, Any]) -> str | None:
     """What is wrong with the content of the result called ``name``; None where it is as it should be."""
     folder, slash, _ = name.rpartition("/")
-    schema = SCHEMAS.get(folder + slash if slash else name, Result)
+    schema = SCHEMAS.get(folder + slash if slash else name, Record)
     try:
         schema.model_validate(content)
     except ValidationError as error:

@@ -287,9 +287,12 @@ def rounding(recipe: Recipe, model: nn.Module) -> int:
     return next(number for number in (16, 8, 4, 2, 1) if number <= min(liked, max(1, most)))
 
 
-def needed_latency(space: NetworkSpace, recipe: Recipe) -> LatencyTable | None:
-    """The latency of one input, measured where a budget names it."""
-    return measure_table(space, recipe.latency) if needs_latency(recipe) else None
+def needed_latency(space: NetworkSpace, recipe: Recipe, listener: Listener | None = None) -> LatencyTable | None:
+    """The latency of one input, measured where a budget names it; ``listener`` hears how far it is."""
+    if not needs_latency(recipe):
+        return None
+    heard = listener or Listener()
+    return measure_table(space, recipe.latency, lambda done, total: heard.step("latency", done, total, {}))
 
 
 def make_constraints(

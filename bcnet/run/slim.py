@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import from_loaders
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.models.load import LoadedModel
 from bcnet.report import words
 from bcnet.run.fingerprint import WORDS, changed
@@ -25,7 +25,7 @@ from bcnet.run.pipeline import forget, run_stages
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.report import report_data, write_report, write_tradeoff
 from bcnet.run.session import Run, facts
-from bcnet.run.stages import CHECKPOINTS
+from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import open_target
 from bcnet.training.retraining import learnt
 from bcnet.training.task import Task
@@ -230,7 +230,7 @@ def _source(model: nn.Module, example: Tensor, device: torch.device, task: Task 
         try:
             output = own.eval()(inputs)
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            reason = first_line(error)
             raise BcnetError(f"the model does not run on the example: {reason}") from error
     logits = isinstance(output, Tensor) and output.ndim == 2
     shape: Any = tuple(inputs.shape[1:])

@@ -3,7 +3,6 @@
 from bcnet.search.config import SearchConfig
 from bcnet.search.constraints import Budget, Constraints, Feasibility, format_cost, parse_budget
 from bcnet.search.driver import STRATEGIES, SearchResult, search
-from bcnet.search.finalists import Finalist, measure_finalists
 from bcnet.search.ledger import SearchProgress
 from bcnet.search.predictors.log_width import LogWidthModel
 from bcnet.search.prior.population import PathLosses, PotentialErrors, PriorReport, potential_errors, prior_population
@@ -15,7 +14,6 @@ __all__ = [
     "Budget",
     "Constraints",
     "Feasibility",
-    "Finalist",
     "LogWidthModel",
     "PathLosses",
     "PotentialErrors",
@@ -29,7 +27,6 @@ __all__ = [
     "best_so_far",
     "format_cost",
     "front_of",
-    "measure_finalists",
     "parse_budget",
     "potential_errors",
     "prior_population",

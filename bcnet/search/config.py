@@ -1,4 +1,4 @@
-"""The settings of a search, as one object that survives a JSON round trip."""
+"""The settings of a search, as one object."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from bcnet.errors import BcnetError
 from bcnet.utils.settings import Count, Natural, Share, Whole, checked
-
-FORMAT_VERSION = 1
 
 
 @checked
@@ -63,7 +61,9 @@ class SearchConfig:
     @property
     def by_log_width(self) -> bool:
         """Whether the log-width model decides."""
-        return self.choose == "log-width" and self.strategy in ("evolution", "prior", "random", "enumerate")
+        return self.choose == "log-width" and self.strategy in (
+            "evolution", "neighbours", "prior", "random", "enumerate",
+        )  # fmt: skip
 
     @property
     def room(self) -> int:
@@ -75,15 +75,3 @@ class SearchConfig:
         are, unless the last is the log-width model's."""
         apart = ("executor", "workers") if self.by_log_width else ("executor", "workers", "evaluations", "choose")
         return {k: v for k, v in asdict(self).items() if k not in apart}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"version": FORMAT_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> SearchConfig:
-        """The inverse of :meth:`to_dict`; unknown settings and other versions are errors."""
-        settings = dict(data)
-        version = settings.pop("version", FORMAT_VERSION)
-        if version != FORMAT_VERSION:
-            raise BcnetError(f"these search settings have version {version!r}, but this bcnet reads {FORMAT_VERSION}")
-        return cls(**settings)

@@ -9,13 +9,12 @@ budgets allow, and what room is left goes to the next channels that still fit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.search.constraints import Constraints
 from bcnet.space.importance import CRITERIA
 from bcnet.space.widths import Widths, WidthSpace
@@ -39,9 +38,8 @@ METHODS: dict[str, Method] = {"uniform": Method("l2", "local")} | {
 def find_method(name: str) -> Method:
     """The method a recipe calls ``name``, or a :class:`BcnetError` that lists them."""
     if name not in METHODS:
-        close = get_close_matches(name, METHODS, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise BcnetError(f"unknown method {name!r:.40}{hint}: there are {', '.join(METHODS)}")
+        guess = did_you_mean(name, METHODS) or f"there are {', '.join(METHODS)}"
+        raise BcnetError(f"unknown method {name!r:.40}: {guess}")
     return METHODS[name]
 
 

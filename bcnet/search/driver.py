@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from bcnet.errors import BcnetError
 from bcnet.search.config import SearchConfig
@@ -23,13 +23,17 @@ from bcnet.search.strategies.agent import agent
 from bcnet.search.strategies.base import Strategy
 from bcnet.search.strategies.enumerate import LARGEST, enumerate_all
 from bcnet.search.strategies.greedy import greedy
+from bcnet.search.strategies.legr import legr
 from bcnet.search.strategies.markov import markov
+from bcnet.search.strategies.neighbours import neighbours
 from bcnet.search.trial import Trial, best_of, front_of
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
 
-STRATEGIES = ("evolution", "prior", "markov", "agent", "greedy", "random", "uniform", "enumerate")
+STRATEGIES = ("evolution", "neighbours", "prior", "markov", "agent", "legr", "greedy", "random", "uniform", "enumerate")
 IDLE_ROUNDS = 100
+
+Ranked = list[NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ def search(
     config: SearchConfig | None = None,
     *,
     initial: ArrayLike | PathLosses | None = None,
+    importance: Sequence[ArrayLike] | None = None,
     store: TrialStore | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
 ) -> SearchResult:
@@ -65,9 +70,10 @@ def search(
     ``score`` is a function ``widths (L,) -> float``, higher is better, or an object with a method
     ``score`` or ``score_many``. ``budgets`` are texts such as ``"flops=50%"``; ``costs`` those of the
     space where left out. ``initial`` starts evolution from given widths (n, L), or from the prior of a
-    training's losses, rather than at random; strategy ``prior`` scores nothing but samples of that prior. A space
-    that is no larger than the evaluations allow is scored as a whole instead. With a ``store`` on disk a search that
-    was killed goes on where it stopped.
+    training's losses, rather than at random; strategy ``prior`` scores nothing but samples of that prior. Strategy
+    ``legr`` ranks channels by their ``importance``, an array for each variable (see :mod:`bcnet.space.importance`). A
+    space that is no larger than the evaluations allow is scored as a whole instead. With a ``store`` on disk a search
+    that was killed goes on where it stopped.
     """
     config = config or SearchConfig()
     if config.strategy in ("evolution", "random") and config.feasible_only and space.size <= config.room:
@@ -75,9 +81,10 @@ def search(
     constraints = Constraints(space, costs if costs is not None else getattr(space, "costs", {}), budgets)
     feasibility = constraints.check()
     population, prior = _initial(constraints, config, initial)
-    strategy = _strategy(constraints, config, population)
+    ranked = None if importance is None else [np.asarray(row, dtype=np.float64) for row in importance]
+    strategy = _strategy(constraints, config, population, ranked)
     trials = store or TrialStore()
-    trials.claim(_identity(constraints, config, population))
+    trials.claim(_identity(constraints, config, population, ranked))
     with closing(open_executor(score, config.executor, config.workers)) as executor:
         ledger = Ledger(constraints, executor, trials, config.evaluations, progress or (lambda _: None))
         ledger.reserved = int(config.by_log_width)
@@ -163,7 +170,7 @@ def _initial(
         raise BcnetError("strategy 'prior' samples from the losses of a supernet's training: give them as initial")
     if initial is None:
         return None, None
-    if config.strategy not in ("evolution", "prior"):
+    if config.strategy not in ("evolution", "neighbours", "prior"):
         raise BcnetError(f"strategy {config.strategy!r} takes no initial population: leave it out, or use evolution")
     if isinstance(initial, PathLosses):
         rng = np.random.default_rng([config.seed, 3])
@@ -174,7 +181,15 @@ def _initial(
     return constraints.space.decode(np.atleast_2d(constraints.space.encode(initial))), None
 
 
-def _strategy(constraints: Constraints, config: SearchConfig, population: Widths | None) -> Strategy:
+def _strategy(
+    constraints: Constraints, config: SearchConfig, population: Widths | None, importance: Ranked | None
+) -> Strategy:
+    if (importance is not None) != (config.strategy == "legr"):
+        raise BcnetError("strategy 'legr', and no other, ranks channels by their importance: give both or neither")
+    if importance is not None:
+        return legr(constraints, config, importance)
+    if config.strategy == "neighbours":
+        return neighbours(constraints, config, population)
     if config.strategy == "evolution":
         from bcnet.search.strategies.evolution import evolution
 
@@ -199,7 +214,9 @@ def _strategy(constraints: Constraints, config: SearchConfig, population: Widths
     return plain[config.strategy](constraints, config)
 
 
-def _identity(constraints: Constraints, config: SearchConfig, population: Widths | None) -> dict[str, Any]:
+def _identity(
+    constraints: Constraints, config: SearchConfig, population: Widths | None, importance: Ranked | None
+) -> dict[str, Any]:
     """What decides which widths a search asks for: a store holds the trials of one of these."""
     return {
         **config.identity(),
@@ -207,4 +224,5 @@ def _identity(constraints: Constraints, config: SearchConfig, population: Widths
         "candidates": [list(v.candidates) for v in constraints.space.variables],
         "budgets": {b.name: b.limit for b in constraints.budgets},
         "initial": None if population is None else population.tolist(),
+        **({} if importance is None else {"importance": [row.tolist() for row in importance]}),
     }

@@ -44,7 +44,7 @@ class Ledger:
         evaluations: int,
         told: Callable[[SearchProgress], None],
     ):
-        self._constraints, self._engine, self._store, self._told = constraints, executor, store, told
+        self._constraints, self._executor, self._store, self._told = constraints, executor, store, told
         self._evaluations = evaluations
         self.reserved = 0
         self._stored = {trial.widths: trial for trial in store.trials()}
@@ -98,7 +98,7 @@ class Ledger:
         widths = np.array(keys, dtype=np.int64)
         columns = {name: cost(widths) for name, cost in self._constraints.costs.items()}
         feasible = self._constraints.feasible(widths)
-        for row, score, failure, seconds in self._engine(widths):
+        for row, score, failure, seconds in self._executor(widths):
             costs = {name: int(column[row]) for name, column in columns.items()}
             number, fits = numbers[keys[row]], bool(feasible[row])
             trial = Trial(number, keys[row], score, costs, fits, generation, seconds, failure)

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from bcnet.search.trial import Trial
 
 SUM_OF_NONE = "0" * 64
+
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+Width = Annotated[int, Field(ge=1, le=2**26)]
+WidthList = Annotated[list[Width], Field(min_length=1, max_length=100_000)]
+Costs = Annotated[dict[str, Number], Field(min_length=1)]
+Seconds = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class TrialRecord(BaseModel):
+    """What a file must hold of a trial."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    number: Number
+    widths: WidthList
+    score: FiniteFloat | None
+    costs: Costs
+    feasible: bool
+    generation: Number
+    seconds: Seconds
+    failure: str | None = None
 
 
 def packed(trial: Trial, at: float) -> tuple[Any, ...]:
@@ -32,46 +55,21 @@ def add_up(digests: Iterable[str]) -> str:
 
 def unpacked(row: Sequence[Any]) -> Trial:
     """The trial of a row; a ``ValueError`` says which cell is odd."""
-    number, widths, score, costs, feasible, generation, seconds, failure, *_ = row
-    found = Trial(
-        number,
-        tuple(_json("widths", widths, list)),
-        score,
-        _json("costs", costs, dict),
-        bool(feasible),
-        generation,
-        seconds,
-        failure,
-    )
-    fits = {
-        "number": _whole(number),
-        "widths": all(_whole(width) and width > 0 for width in found.widths) and found.widths,
-        "score": score is None or _finite(score),
-        "costs": all(_whole(cost) for cost in found.costs.values()),
-        "feasible": feasible in (0, 1) and type(feasible) is int,
-        "generation": _whole(generation),
-        "seconds": _finite(seconds),
-        "failure": failure is None or isinstance(failure, str),
-    }
-    odd = next((name for name, fit in fits.items() if not fit), None)
-    if odd is not None:
-        raise ValueError(f"the {odd} of trial {number!r:.20} cannot be")
-    return found
-
-
-def _json(name: str, cell: object, kind: type) -> Any:
+    names = [entry.name for entry in fields(Trial)]
+    cells = dict(zip(names, row, strict=False))
+    cells |= {name: _json(name, cells[name]) for name in ("widths", "costs")}
+    if type(cells["feasible"]) is int and cells["feasible"] in (0, 1):
+        cells["feasible"] = bool(cells["feasible"])
     try:
-        value = json.loads(cell) if isinstance(cell, str) else None
+        TrialRecord.model_validate(cells)
+    except ValidationError as error:
+        odd = error.errors(include_url=False, include_input=False)[0]["loc"][0]
+        raise ValueError(f"the {odd} of trial {cells['number']!r:.20} cannot be") from None
+    return Trial.from_dict(cells)
+
+
+def _json(name: str, cell: object) -> Any:
+    try:
+        return json.loads(cell) if isinstance(cell, str) else None
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, kind):
-        raise ValueError(f"the {name} of a trial cannot be read")
-    return value
-
-
-def _whole(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        raise ValueError(f"the {name} of a trial cannot be read") from None

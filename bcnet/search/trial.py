@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One scored configuration; ``score`` is None where scoring failed, and ``failure`` then says why.
 

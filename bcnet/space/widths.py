@@ -22,6 +22,7 @@ FORMAT_VERSION = 1
 MAX_WIDTH = 2**20  # no layer is wider; keeps a hostile file from claiming all memory
 
 Widths = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def candidates(largest: int, groups: int, base: int = 1, unit: int = 1, least: int = 1) -> tuple[int, ...]:

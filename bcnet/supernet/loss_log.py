@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from bcnet.errors import BcnetError
-
-Floats = NDArray[np.float64]
+from bcnet.space.widths import Floats
 
 _PENDING = 256
 """Steps whose losses may stay on the device, so that logging does not make the host wait for it."""
@@ -38,7 +37,7 @@ class LossLog:
             raise BcnetError("a loss log needs at least 1 variable, 2 rows of capacity and a decay in [0, 1)")
         self.variables, self.decay, self.capacity = variables, decay, capacity
         self._rows = 0
-        self._store = {name: np.empty(self._shape(name, min(1024, capacity)), dtype) for name, dtype in _DTYPES.items()}
+        self._store: dict[str, list[NDArray[Any]]] = {name: [] for name in _DTYPES}
         self._pending: list[tuple[int, NDArray[np.int32], Tensor]] = []
         self._mean, self._weight = 0.0, 0.0
 
@@ -117,7 +116,7 @@ class LossLog:
             fits = False
         if not fits or rows > log.capacity:
             raise BcnetError("the loss log in this checkpoint is damaged")
-        log._store = {name: column.copy() for name, column in columns.items()}
+        log._store = {name: [column.copy()] for name, column in columns.items()}
         log._rows, log._mean, log._weight = rows, mean, weight
         return log
 
@@ -126,7 +125,7 @@ class LossLog:
 
     def _column(self, name: str) -> NDArray[Any]:
         self._flush()
-        return self._store[name][: self._rows]
+        return self._joined(name)
 
     def _flush(self) -> None:
         """Fetch the losses that are still on the device, all at once, and store their rows."""
@@ -146,24 +145,18 @@ class LossLog:
             self._weight = self.decay * self._weight + (1 - self.decay)
         expected = self._mean / self._weight if self._weight else math.nan
         normalised = np.where(np.isfinite(losses), losses / expected if expected else 1.0, np.nan)
-        self._make_room(len(losses))
-        place = slice(self._rows, self._rows + len(losses))
-        row = {"steps": step, "widths": widths, "losses": losses, "normalised": normalised}
-        for name, values in row.items():
-            self._store[name][place] = values
-        self._rows = place.stop
-
-    def _make_room(self, rows: int) -> None:
-        size = len(self._store["steps"])
-        if self._rows + rows <= size:
-            return
-        if self._rows + rows > self.capacity:
-            forgotten = max(self._rows - self.capacity // 2, self._rows + rows - self.capacity)
-            self._store = {name: column[forgotten : self._rows].copy() for name, column in self._store.items()}
+        if self._rows + len(losses) > self.capacity:
+            forgotten = max(self._rows - self.capacity // 2, self._rows + len(losses) - self.capacity)
+            self._store = {name: [self._joined(name)[forgotten:]] for name in _DTYPES}
             self._rows -= forgotten
-            size = self._rows
-        grown = min(max(2 * size, self._rows + rows), self.capacity)
-        for name, column in self._store.items():
-            wider = np.empty(self._shape(name, grown), column.dtype)
-            wider[: self._rows] = column[: self._rows]
-            self._store[name] = wider
+        row = {"steps": np.full(len(losses), step), "widths": widths, "losses": losses, "normalised": normalised}
+        for name, values in row.items():
+            self._store[name].append(values.astype(_DTYPES[name]))
+        self._rows += len(losses)
+
+    def _joined(self, name: str) -> NDArray[Any]:
+        """A column as one array, and kept as such."""
+        parts = self._store[name]
+        if len(parts) != 1:
+            parts[:] = [np.concatenate([np.empty(self._shape(name, 0), _DTYPES[name]), *parts])]
+        return parts[0]

@@ -18,7 +18,6 @@ bcv2-printed  l + l_s - d  for d = l_s, where it is bc, and K = 1; else the ends
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.widths import WidthVariable
 
 Side = Literal["left", "right"]
@@ -120,6 +119,5 @@ def get_principle(name: str) -> Principle:
     by_name = {principle.name: principle for principle in PRINCIPLES}
     if name in by_name:
         return by_name[name]
-    near = difflib.get_close_matches(name.lower(), by_name)
-    hint = f"did you mean {' or '.join(near)}" if near else f"there are {', '.join(by_name)}"
-    raise BcnetError(f"unknown principle {name!r}: {hint}")
+    guess = did_you_mean(name, by_name, 2) or f"there are {', '.join(by_name)}"
+    raise BcnetError(f"unknown principle {name!r}: {guess}")

@@ -13,20 +13,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from bcnet.data.source import Batch, Source
 from bcnet.errors import BcnetError
 from bcnet.space.network import Side
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.supernet.supernet import Plan, Stats, Supernet
 from bcnet.training import distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.task import Task
 
 Kept = list[Batch]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

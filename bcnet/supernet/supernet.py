@@ -117,9 +117,13 @@ class Supernet(nn.Module):
 
     def views(self, plan: Plan) -> list[Tensor]:
         """The slices of :meth:`state` that a path uses."""
+        return self.cut(self.state(), plan)
+
+    def cut(self, state: Sequence[Tensor], plan: Plan) -> list[Tensor]:
+        """The slices of tensors, in the order of :meth:`state`, that a path uses."""
         return [
             tensor if axes is None else sliced(tensor, axes, plan.units, self._total, plan.side)
-            for tensor, axes in zip(self.state(), self._engine.axes, strict=True)
+            for tensor, axes in zip(state, self._engine.axes, strict=True)
         ]
 
     def run(

@@ -119,7 +119,7 @@ class _Trainer(Loop):
         folder: str | FilePath | None,
     ):
         super().__init__(net, source, config, folder)
-        self.task = task or Task.classification(self.recipe.label_smoothing)
+        self.task = task or Task.classification(self.optimisation.label_smoothing)
         self.own_task = task is not None
         self.gradients = PathGradients(net)
         self.log = LossLog(len(net.space))
@@ -154,7 +154,9 @@ class _Trainer(Loop):
         if self.fused is not None:
             pairs, weights = [(p.widths, p.side) for p in paths], [p.weight * share for p in paths]
             own = self.task.loss if self.own_task else None
-            return self.fused.step(x, y, pairs, weights, self.recipe.label_smoothing, _teachers(paths), own) * share
+            return (
+                self.fused.step(x, y, pairs, weights, self.optimisation.label_smoothing, _teachers(paths), own) * share
+            )
         losses: list[Tensor] = []
         pending: list[Tensor] = []
         runs: list[tuple[Any, list[Tensor]]] = []

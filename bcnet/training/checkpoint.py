@@ -11,7 +11,6 @@ then renamed, so that it is there as a whole or not at all; the one before it is
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import warnings
@@ -26,7 +25,7 @@ from safetensors.torch import load as read_tensors
 from torch import Tensor
 
 from bcnet.errors import BcnetError
-from bcnet.utils.files import UNFINISHED, clear_errors, digest, read_regular, tensor_bytes, write_folder
+from bcnet.utils.files import UNFINISHED, clear_errors, digest, identity, read_regular, tensor_bytes, write_folder
 
 FORMAT_VERSION = 1
 KEPT = 2
@@ -47,26 +46,23 @@ class NoCheckpoint(BcnetError):
         self.cause = cause
 
 
-Place = tuple[int, int]
-"""Which folder it is, whatever its name: device and inode."""
-
-
-def prepare(folder: str | Path) -> Place:
+def prepare(folder: str | Path) -> tuple[int, int] | None:
     """Make ``folder`` where it is missing, and tell which one it is."""
     with _clear_errors(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
-        found = os.stat(folder)
-    return found.st_dev, found.st_ino
+    return identity(folder)
 
 
-def save(folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any], place: Place | None = None) -> Path:
+def save(
+    folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any], place: tuple[int, int] | None = None
+) -> Path:
     """Write a checkpoint into ``folder`` and give its path; of older ones the newest is kept.
 
     ``state`` must be JSON as it stands: texts as keys, no tuples (:func:`pack` sees to that). With ``place``, which
     :func:`prepare` gave, a folder that was removed or replaced meanwhile is not written to.
     """
     folder = Path(folder)
-    if place is not None and not (folder.is_dir() and prepare(folder) == place):
+    if place is not None and identity(folder) != place:
         raise BcnetError(f"{folder} was removed or replaced during the training: begin it anew")
     contents = {_TENSORS: tensor_bytes(tensors), _STATE: _to_json(state)}
     files = {name: {"bytes": len(data), "sha256": digest(data)} for name, data in contents.items()}

@@ -29,14 +29,15 @@ WARM_UP = 3
 
 
 class CudaGraphStep:
-    """``learn(x, y)``, which sets the gradients of ``network`` and gives the losses (p,) of a batch, replayed.
+    """``learn(x, y)``, which sets the gradients of ``network`` and gives the losses (p,) of a batch, replayed; without
+    ``network`` it keeps gradients in memory of its own, whose place never changes.
 
     Batches of another shape than the one recorded run as they are. So does everything, after a notice, where a step
     cannot be recorded.
     """
 
-    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], network: nn.Module):
-        self._learn, self._network = learn, network
+    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], network: nn.Module | None = None):
+        self._learn, self._network = learn, nn.Module() if network is None else network
         self._seen = 0
         self._possible = True
         self._recorded: _Recorded | None = None

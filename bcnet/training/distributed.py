@@ -30,6 +30,9 @@ from bcnet.errors import BcnetError
 Value = TypeVar("Value")
 PATIENCE = timedelta(seconds=20)
 """How long processes wait for each other before they leave."""
+LONGEST = timedelta(days=20)
+"""How long they wait for each other's messages, while one works alone: torch's half an hour is soon over. A process
+that has died is noticed by its connection. More milliseconds than 31 bits hold are not safe in gloo."""
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 """What gloo says where another process has ended."""
 
@@ -65,10 +68,10 @@ def start(cpu: bool = False) -> Place:
     if dist.is_initialized():
         return Place(*world(), _device(on_cpu))
     try:
-        from accelerate import Accelerator
+        from accelerate import Accelerator, InitProcessGroupKwargs
     except ImportError:
         raise BcnetError("training with several processes needs accelerate: pip install accelerate") from None
-    accelerator = Accelerator(cpu=on_cpu)
+    accelerator = Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST)])
     atexit.register(leave)
     return Place(accelerator.process_index, accelerator.num_processes, accelerator.device)
 
@@ -192,28 +195,29 @@ def agree(number: int, device: torch.device) -> bool:
 
 
 def batch_norm(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
-    cudnn: bool,
+    cudnn_enabled: bool,
 ) -> Tensor:
     """``aten.batch_norm``; while training (where gradients are wanted) its batch is that of all processes together.
 
     Scoring needs no messages: every process sees whole batches.
     """
     if training and torch.is_grad_enabled() and world()[1] > 1:
-        normalised, batch_mean, batch_var = _BatchNorm.apply(x, weight, bias, eps)
-        if mean is not None and var is not None:
-            mean.lerp_(batch_mean.to(mean.dtype), momentum)
-            var.lerp_(batch_var.to(var.dtype), momentum)
-        found: Tensor = normalised
-        return found
-    return torch.ops.aten.batch_norm.default(x, weight, bias, mean, var, training, momentum, eps, cudnn)
+        normalised: Tensor
+        normalised, mean, var = _BatchNorm.apply(input, weight, bias, eps)
+        if running_mean is not None and running_var is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(var.to(running_var.dtype), momentum)
+        return normalised
+    statistics = (running_mean, running_var, training, momentum, eps, cudnn_enabled)
+    return torch.ops.aten.batch_norm.default(input, weight, bias, *statistics)
 
 
 class _SharedBatchNorm(TorchFunctionMode):
@@ -226,23 +230,8 @@ class _SharedBatchNorm(TorchFunctionMode):
         if func is F.batch_norm:
             named = inspect.signature(F.batch_norm).bind(*args, **given)
             named.apply_defaults()
-            return _as_functional(**named.arguments)
+            return batch_norm(**named.arguments, cudnn_enabled=torch.backends.cudnn.enabled)
         return (batch_norm if func is torch.ops.aten.batch_norm.default else func)(*args, **given)
-
-
-def _as_functional(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Tensor:
-    """:func:`batch_norm` with the arguments of torch.nn.functional's."""
-    enabled = torch.backends.cudnn.enabled
-    return batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, enabled)
 
 
 def shared_batch_norm() -> Any:

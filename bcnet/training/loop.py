@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import Source
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.training import checkpoint, distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.optim import Average, Optimisation, make_optimizer, set_rate
@@ -67,7 +67,7 @@ class Loop(ABC):
 
     def __init__(self, net: nn.Module, source: Source, config: LoopConfig, folder: str | Path | None):
         self.net, self.source, self.config = net, source, config
-        self.recipe = config.optimisation
+        self.optimisation = config.optimisation
         self.folder = None if folder is None else Path(folder)
         if not any(p.requires_grad for p in net.parameters()):
             raise BcnetError("all parameters of the network are frozen: set requires_grad of those to be trained")
@@ -76,12 +76,12 @@ class Loop(ABC):
         if config.channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         distributed.same_start(net)
-        self.optimizer = make_optimizer(net, self.recipe)
-        self.average = Average(self.averaged(), self.recipe.ema) if self.recipe.ema else None
+        self.optimizer = make_optimizer(net, self.optimisation)
+        self.average = Average(self.averaged(), self.optimisation.ema) if self.optimisation.ema else None
         self.history: History = []
         self.sum, self.step = torch.zeros((), dtype=torch.float64, device=self.device), 0
         self.parts = 1
-        self._place: checkpoint.Place | None = None
+        self._place: tuple[int, int] | None = None
         self.per_epoch = len(source)
         if not self.per_epoch:
             raise BcnetError("the training set gives no batch: it is empty or smaller than one batch")
@@ -120,11 +120,11 @@ class Loop(ABC):
         if not distributed.agree(self.step, self.device):
             raise BcnetError(f"the processes found different checkpoints: {self.folder} must be one folder for all")
         self.net.train()
-        steps, saved = (epochs or self.recipe.epochs) * self.per_epoch, time.monotonic()
+        steps, saved = (epochs or self.optimisation.epochs) * self.per_epoch, time.monotonic()
         recent: list[Tensor] = []
         for number, (x, y) in enumerate(self._batches(steps)):
             step = self._step if number else self._first_step
-            rate = self.recipe.rate(self.step, self.per_epoch)
+            rate = self.optimisation.rate(self.step, self.per_epoch)
             set_rate(self.optimizer, rate)
             torch.manual_seed(step_seed(self.config.seed, self.step))
             losses = step(x, y)
@@ -151,7 +151,7 @@ class Loop(ABC):
             self.average.swap()
 
     def autocast(self) -> Any:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bf16 else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16) if self.optimisation.bf16 else nullcontext()
 
     def split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
         """A batch in the parts that memory has room for, each with its share of the loss."""
@@ -176,8 +176,8 @@ class Loop(ABC):
         """One optimizer step; the losses, (p,)."""
         losses = distributed.average(self.net.parameters(), self._learn_within_memory(x, y))
         self.record(losses)
-        if self.recipe.clip:
-            torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.clip)
+        if self.optimisation.clip:
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.optimisation.clip)
         self.optimizer.step()
         if self.average is not None:
             self.average.update()
@@ -193,7 +193,7 @@ class Loop(ABC):
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, BcnetError) or (isinstance(error, RuntimeError) and out_of_memory(error)):
                 raise
-            cause = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            cause = first_line(error)
             form = f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
             raise BcnetError(f"the first training step, on inputs of {form}, fails: {cause}") from error
 
@@ -244,7 +244,7 @@ class Loop(ABC):
             raise BcnetError(self._diverged("weights"))
 
     def _diverged(self, what: str) -> str:
-        rate = self.recipe.rate(self.step - 1, self.per_epoch)
+        rate = self.optimisation.rate(self.step - 1, self.per_epoch)
         return (
             f"the {what} became infinite or no number by step {self.step} (learning rate {rate:.4g}): {self._kept()}; "
             "lower lr, add warmup or clip the gradient"

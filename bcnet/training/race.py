@@ -17,7 +17,7 @@ from torch import nn
 
 from bcnet.data.source import Data
 from bcnet.training.loop import History, Progress
-from bcnet.training.retraining import Retraining, evaluate, open_training
+from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, checked
 
@@ -88,9 +88,10 @@ class Racing:
         task: Task | None = None,
         teacher: nn.Module | None = None,
         by: str = "loss",
+        fast: FastStep | None = None,
     ):
         self.race, self.data, self.config, self.by = race, data, config, by
-        self.task, self.teacher = task, teacher
+        self.task, self.teacher, self.fast = task, teacher, fast
 
     def run(
         self,
@@ -144,7 +145,9 @@ class Racing:
         return Winner(entry.name, network, training.history)
 
     def _training(self, entry: Entry, network: nn.Module, folder: Path) -> Any:
-        return open_training(network, self.data.train, self.config, self.task, self.teacher, folder / entry.name)
+        return open_training(
+            network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
+        )
 
 
 def _named(progress: Callable[[str, Progress], None] | None, name: str) -> Callable[[Progress], None] | None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 
 
 def cross_entropy(output: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -120,7 +120,7 @@ def _tried(name: str, function: Callable[[Any, Any], Any], output: Any, target: 
     except torch.OutOfMemoryError:
         raise  # not the task's fault: its caller takes smaller batches
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        cause = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        cause = first_line(error)
         raise BcnetError(
             f"the task's {name} fails on outputs {_form(output)} and targets {_form(target)}: {cause}"
         ) from error

@@ -110,6 +110,15 @@ def write_file(path: Path, data: bytes) -> None:
     _flush_folder(path.parent)
 
 
+def identity(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Which folder it is, whatever its name: device and inode; None where there is none."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
     """Write a folder of files that appears as a whole; it must not be there yet."""
     temporary = path.with_name(f"{UNFINISHED}{path.name}")

@@ -10,7 +10,6 @@ A mistake is a :class:`BcnetError` in one sentence that names the field, here an
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import wraps
@@ -19,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as validated
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, did_you_mean
 from bcnet.utils.yaml_text import brief
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -96,6 +95,4 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """That there is no such key, and the nearest one there is."""
     names = list(known)
-    near = difflib.get_close_matches(key.rpartition(".")[2][:80], names, n=1, cutoff=0.6)
-    guess = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-    return f"unknown key {key:.80}: {guess}"
+    return f"unknown key {key:.80}: {did_you_mean(key.rpartition('.')[2], names) or 'there are ' + ', '.join(names)}"

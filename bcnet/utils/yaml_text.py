@@ -1,8 +1,9 @@
 """YAML that may come from strangers: measured before anything is made of it.
 
 A few lines of YAML can stand for gigabytes (aliases of aliases), for an endless recursion (deep brackets) or for
-minutes of work (many keys). So its events are counted first, which takes time and memory in proportion to the text,
-and nothing is built of a text beyond the bounds. PyYAML reads some 50 kB a second, hence the bound on its size.
+minutes of work (many keys). So its events are counted while they are read, which takes time and memory in proportion
+to the text, and nothing is built of a text beyond the bounds. PyYAML reads some 100 kB a second, hence the bound on its
+size.
 """
 
 from __future__ import annotations
@@ -27,30 +28,35 @@ def parse_yaml(text: str) -> Any:
     if len(text) > LARGEST:
         raise BcnetError(f"this YAML has {len(text):,} characters, and at most {LARGEST:,} are read")
     try:
-        _measure(text)
-        return yaml.load(text, Loader=_UniqueKeys)
+        return yaml.load(text, Loader=_Bounded)
     except BcnetError:
         raise
     except yaml.YAMLError as error:
         raise BcnetError(f"this is no YAML: {_first_line(error)}") from None
     except (RecursionError, ValueError, OverflowError, TypeError) as error:  # such as the date 2001-99-99
-        raise BcnetError(f"this is no YAML that can be read: {str(error)[:80]}") from None
+        raise BcnetError(f"this is no YAML that can be read: {str(error).partition(';')[0][:120]}") from None
 
 
-def _measure(text: str) -> None:
-    depth = aliases = values = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        aliases += isinstance(event, yaml.AliasEvent)
-        values += isinstance(event, yaml.ScalarEvent)
-        found = {"levels": (depth, DEEPEST), "aliases": (aliases, MOST_ALIASES), "values": (values, MOST_VALUES)}
-        for what, (number, most) in found.items():
+class _Bounded(yaml.SafeLoader):
+    """Safe YAML within the bounds, in which a key that is written twice is an error.
+
+    All events of a text are read before anything is made of them.
+    """
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.depth = self.aliases = self.values = 0
+
+    def get_event(self) -> yaml.Event | None:
+        event = super().get_event()
+        self.depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        self.aliases += isinstance(event, yaml.AliasEvent)
+        self.values += isinstance(event, yaml.ScalarEvent)
+        found = {"levels": (self.depth, DEEPEST), "aliases": (self.aliases, MOST_ALIASES)}
+        for what, (number, most) in (found | {"values": (self.values, MOST_VALUES)}).items():
             if number > most:
                 raise BcnetError(f"this YAML has over {most:,} {what}, more than are read")
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Safe YAML in which a key that is written twice is an error."""
+        return event
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()

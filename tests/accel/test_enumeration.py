@@ -16,6 +16,7 @@ from bcnet.errors import BcnetError
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.models.digits_cnn import digits_cnn
 from bcnet.space.network import trace
+from bcnet.space.operators.table import OPERATORS, Operator, register
 from bcnet.supernet.supernet import Supernet
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -120,6 +121,36 @@ def test_equals_one_by_one(name: str, principle: str) -> None:
         assert found.average_loss is None
     else:
         np.testing.assert_allclose(found.average_loss[chosen], average, rtol=2e-4)  # type: ignore[index]
+
+
+@torch.library.custom_op("bcnet_tests::halved", mutates_args=())
+def halved(x: Tensor) -> Tensor:
+    """An operator of a user's own that treats every channel apart."""
+    return x / 2
+
+
+halved.register_fake(torch.empty_like)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 3)
+        self.classifier = nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(F.relu(self.second(halved(self.norm(self.first(x))))).mean((2, 3)))
+
+
+def test_an_operator_of_ones_own_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPERATORS, "bcnet_tests::halved", Operator(lambda call: call.value("x")))
+    example, data = torch.randn(2, 3, 16, 16), batches("mobilenet", 9)
+    with pytest.raises(BcnetError, match=r"^widths cannot share the work of the operator bcnet_tests::halved"):
+        score_all(Supernet(trace(Own(), example, groups=2), "bcv2"), data)
+    register("bcnet_tests::halved", couple=lambda call: call.value("x"), shares="channels")
+    net = Supernet(trace(Own(), example, groups=2), "bcv2")
+    found = score_all(net, data)
+    np.testing.assert_allclose(found.loss, one_by_one(net, data, found.widths)[1], rtol=2e-4)
 
 
 def test_four_candidates_of_some_variables() -> None:

@@ -39,7 +39,7 @@ def test_statistics_and_results_of_running_sums() -> None:
     check("""
 parts = [torch.randn(130, 20) + k for k in range(3)]
 other, weight, bias = torch.randn(130, 24)[:, 3:23], torch.randn(20), torch.randn(20)
-affine = kernels.statistics(parts, weight, bias, 1e-5)
+affine = kernels.statistics(parts, (weight, bias, 1e-5))
 found = kernels.normalise(parts, affine, other, relu=True)
 pooled = kernels.normalise_pool(parts, affine, other, True, images=10)
 for k in range(3):

@@ -16,12 +16,12 @@ from heard import Heard
 from bcnet.bench import ChannelBench
 from bcnet.bench.correlation import correlations
 from bcnet.bench.rank import RankConfig, bench_space, rank
-from bcnet.bench.tas import _stretch
 from bcnet.data import LoadOptions, load_data
 from bcnet.errors import BcnetError
 from bcnet.search import LogWidthModel
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
+from bcnet.supernet.tas import _stretch
 from bcnet.training import checkpoint
 
 NET = """

@@ -182,7 +182,7 @@ def test_mistakes_are_one_line_and_code_2(tmp_path: Path) -> None:
     )
     code, out, err = bench("fetch", "resnt")
     assert (code, out) == (2, "")
-    assert err.startswith("error: there is no space 'resnt' (did you mean 'resnet'?): ")
+    assert err.startswith("error: there is no space 'resnt': did you mean 'resnet'?")
 
 
 @needs_released

@@ -28,10 +28,12 @@ def test_balanced_widths_hold_every_budget_and_count_layers(tmp_path: Path) -> N
 
 def test_balance_for_people() -> None:
     found = answer("balance", "digits_cnn", "--budget", "flops=40%")
-    rows = cells(run("balance", "digits_cnn", "--budget", "flops=40%").stdout)
+    shown = run("balance", "digits_cnn", "--budget", "flops=40%").stdout
+    rows = cells(shown)
     assert [int(row[5]) for row in rows[:5]] == found["widths"]
     assert rows[5][0] == "FLOPs"
     assert rows[5][3] == f"{found['costs']['balanced']['flops']:,}"
+    assert shown.endswith("Balanced widths are experimental: they did not win a trial against uniform scaling.\n")
 
 
 def test_an_impossible_budget_is_refused() -> None:

@@ -80,7 +80,7 @@ def test_plot_draws_bars_to_scale():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["fairness", "--principle", "bcv3"], "unknown principle 'bcv3': did you mean bcv2 or bc"),
+        (["fairness", "--principle", "bcv3"], "unknown principle 'bcv3': did you mean 'bcv2' or 'bc'?"),
         (["fairness", "--base", "21"], "base is 21, but it counts groups and must lie in 1..20"),
         (["fairness", "--groups", "0"], "groups is 0, but a space needs at least 1 group"),
         (["fairness", "--max", "0"], "a width variable needs at least 1 channel, not 0"),

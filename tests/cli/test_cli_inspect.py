@@ -305,7 +305,7 @@ WRONG_KIND = 'widths.json must hold a list of whole numbers or a map of variable
         (b"{}", "the width of variable 'stem.conv' is missing (5 of 5 are)"),
         (b'{"stem.conv": 4}', "the width of variable 'block1.body.conv1.conv' is missing (4 of 5 are)"),
         (b'{"stem.cnv": 4}', "this space has no variable 'stem.cnv': did you mean 'stem.conv'?"),
-        (b'{"?": 4}', "this space has no variable '?'"),
+        (b'{"?": 4}', "this space has no variable '?': it has 5"),
         (b"[4, 4, 4, 4, 0]", "width 0 of variable 'head.conv' (number 5) must lie in 1..128"),
     ],
 )

@@ -171,7 +171,7 @@ def test_mistakes_get_one_sentence(recipe_file: Path, tmp_path: Path) -> None:
     assert error("train", str(tmp_path)) == no_run
     assert error("run", "--resume", str(tmp_path)) == no_run
     assert error("run", "--set", "seed") == "--set 'seed' must read key=value, such as supernet.epochs=30"
-    assert error("run", "--set", "supernet.epoch=3") == "unknown key supernet.epoch: did you mean epochs?"
+    assert error("run", "--set", "supernet.epoch=3") == "unknown key supernet.epoch: did you mean 'epochs'?"
     assert error("run", "--device", "toaster", "--out", out) == "unknown device 'toaster': say cpu, cuda or cuda:1"
     nowhere = "torch finds no device cuda:99 on this machine: say cpu, or check its driver"
     assert error("run", "--device", "cuda:99", "--out", out) == nowhere
@@ -248,4 +248,4 @@ def test_recipe_check(recipe_file: Path, tmp_path: Path) -> None:
     bad.write_text(yaml.safe_dump({**content, "budgets": ["flops=0.001%"]}))
     assert error("recipe", "check", str(bad), "--trust").startswith("budget flops=0.001% is impossible: ")
     bad.write_text(yaml.safe_dump({**content, "sed": 3}))
-    assert error("recipe", "check", str(bad)) == f"{bad}: unknown key sed: did you mean seed?"
+    assert error("recipe", "check", str(bad)) == f"{bad}: unknown key sed: did you mean 'seed'?"

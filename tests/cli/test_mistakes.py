@@ -40,6 +40,11 @@ TINY = {
             ["--seed", "9" * 5000],
             "Invalid value for '--seed': Unable to parse input string as an integer, exceeded maximum size",
         ),
+        (
+            ["--set", f"seed={'9' * 5000}"],
+            "--set seed: this is no YAML that can be read: Exceeds the limit (4300 digits) for integer string "
+            "conversion: value has 5000 digits",
+        ),
         (["--set", f"about={'[' * 5000}"], "--set about: this YAML has over 16 levels, more than are read"),
         (["--set", "about=*a"], "--set about: this is no YAML: found undefined alias 'a' in line 1"),
         (
@@ -65,6 +70,22 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
     assert told.stderr.endswith(": File name too long\n")
     told = terminal.run("recipe", "check", "a" * 5000)
     assert (told.exit_code, told.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["a\\0b", "a\\eb"])
+def test_names_are_told_without_control_characters(name: str, tmp_path: Path) -> None:
+    told = terminal.run("run", "--set", f'weights="{name}"', "--out", str(tmp_path / "run"))
+    assert told.exit_code == 2
+    assert told.stderr.splitlines()[-1] in ("error: there is no file a\\x00b", "error: there is no file a\\x1bb")
+
+
+def test_a_choice_without_a_score_is_on_the_front(tmp_path: Path) -> None:
+    run = tinyrun.work(tinyrun.create(tmp_path, allot="uniform"), until="search")
+    told = terminal.run("front", str(run.folder))
+    assert told.exit_code == 0
+    (row,) = terminal.cells(told.stdout)
+    widths = " ".join(map(str, run.read("search")["best"]["widths"]))
+    assert (row[0], row[1], row[-1]) == ("chosen", "-", widths)
 
 
 def test_output_that_cannot_be_written() -> None:

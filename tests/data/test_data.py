@@ -353,10 +353,10 @@ def test_epochs_of_the_device_leave_training_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cifar-10", "unknown data 'cifar-10': did you mean cifar10:FOLDER?"),
-        ("digit", "unknown data 'digit': did you mean digits?"),
-        ("svhn", "unknown data 'svhn': known are digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER"),
-        ("", "unknown data '': known are digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER"),
+        ("cifar-10", "unknown data 'cifar-10': did you mean 'cifar10:FOLDER'?"),
+        ("digit", "unknown data 'digit': did you mean 'digits'?"),
+        ("svhn", "unknown data 'svhn': there are digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER"),
+        ("", "unknown data '': there are digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER"),
         ("digits:/tmp", "digits comes with bcnet and takes no folder: write digits"),
         ("cifar10", "cifar10 needs the folder it lies in: write cifar10:FOLDER"),
         ("imagefolder:", "imagefolder needs the folder it lies in: write imagefolder:FOLDER"),

@@ -10,9 +10,10 @@ from pathlib import Path
 import tinyrun
 import yaml
 
+HERE = Path(__file__).parent
 LAUNCHERS = {
     "one": ["-m", "bcnet"],
-    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bcnet"],
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "late_process.py")],
     "accelerate": [
         *("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
         *("--mixed_precision", "no", "--dynamo_backend", "no", "-m", "bcnet"),

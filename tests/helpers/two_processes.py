@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import toy
 from safetensors.torch import save_file
 
@@ -61,5 +62,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     here = distributed.start(cpu=True)
     _, found = train(here, folder / "checkpoints", STOP)
-    save_file({**found, "world": torch.tensor(here.world)}, folder / f"rank{here.rank}.safetensors")
+    waits = dist.distributed_c10d._get_default_group()._get_backend(here.device).options._timeout
+    place = {"world": torch.tensor(here.world), "waits_days": torch.tensor(waits.days)}
+    save_file({**found, **place}, folder / f"rank{here.rank}.safetensors")
     distributed.leave()

@@ -170,7 +170,8 @@ def test_law_shows_what_every_width_is_worth():
     assert bars["customdata"] == ["layer0.conv&lt;1&gt;", "layer1.conv&lt;1&gt;", "layer2.conv&lt;1&gt;"]
     page = render(data)
     assert "Doubling layer1.conv&lt;1&gt; adds most." in page
-    assert "The choice is the best configuration by a log-width model of all 300 scores" in page
+    assert "The choice is the best configuration by a log-width model (experimental) of all 300 scores" in page
+    assert "The model is experimental: it did not win a trial" in page
     by_loss = charts.log_width(example(variables=3, gains=data.gains, ranked_by="loss"), data.gains)
     assert by_loss["data"][0]["y"] == [0.01, 0.03, 0.0]
     assert by_loss["layout"]["yaxis"]["title"]["text"] == "loss saved by twice the width"

@@ -151,7 +151,7 @@ def test_a_result_of_the_wrong_structure_is_one_sentence(copied: Run) -> None:
     """Also where its digest is right, as in a file that was made to harm."""
     kept = copied.read("search")
     for change, fault in (
-        ({"best": []}, "best: input should be a valid dictionary or instance of _Trial"),
+        ({"best": []}, "best: input should be a valid dictionary or instance of TrialRecord"),
         ({"best": {**kept["best"], "widths": [3, "x"]}}, "best.widths.1: input should be a valid integer"),
         ({"reference": {"full": float("inf")}}, "reference.full: input should be a finite number"),
         ({"notes": None}, "notes: input should be a valid list"),

@@ -99,10 +99,10 @@ def test_a_changed_recipe_is_checked() -> None:
     ("text", "sentence"),
     [
         ("data: b", "model is missing: name it"),
-        ("budget: [flops=50%]", "unknown key budget: did you mean budgets?"),
+        ("budget: [flops=50%]", "unknown key budget: did you mean 'budgets'?"),
         ("supernet: {learning: 3}", None),
-        ("supernet: {epoch: 3}", "unknown key supernet.epoch: did you mean epochs?"),
-        ("search: {populations: 3}", "unknown key search.populations: did you mean population?"),
+        ("supernet: {epoch: 3}", "unknown key supernet.epoch: did you mean 'epochs'?"),
+        ("search: {populations: 3}", "unknown key search.populations: did you mean 'population'?"),
         ("supernet: {lr: fast}", "supernet.lr is 'fast', but it must be a number"),
         ("supernet: {epochs: 1.5}", "supernet.epochs is 1.5, but it must be a whole number"),
         ("supernet: {bf16: perhaps}", "supernet.bf16 is 'perhaps', but it must be true or false"),
@@ -123,6 +123,10 @@ def test_a_changed_recipe_is_checked() -> None:
         ("input: [3, 32]", "input has too few numbers"),
         ("method: bcv3", f"method is 'bcv3', but it must be one of {', '.join(METHODS)}"),
         ("search: {seed: 3}", "search.seed must be left out: the one seed of a recipe is seed"),
+        (
+            "start: scratch\nsearch: {strategy: legr}",
+            "strategy legr ranks trained channels: it needs start: trained and score: steps or cut",
+        ),
         ("version: 2", "version is 2, but this bcnet reads recipes of version 1"),
         (
             "compare: [random]\nretrain: {epochs: 10}",

@@ -164,8 +164,9 @@ def test_one_sentence() -> None:
     assert failure(allot, constraints, [np.ones(24)] * 3, "isomorphic", [0, 1]) == (
         "kinds has 2 numbers, but this space has 3 width variables"
     )
-    assert failure(find_method, "l2_global") == (
-        "unknown method 'l2_global' (did you mean 'l2-global'?): there are uniform, l1-global, l2-global, "
+    assert failure(find_method, "l2_global") == "unknown method 'l2_global': did you mean 'l2-global'?"
+    assert failure(find_method, "?") == (
+        "unknown method '?': there are uniform, l1-global, l2-global, "
         "bn-scale-global, taylor-global, fpgm-global, lamp-global, random-global, l1-isomorphic, l2-isomorphic, "
         "bn-scale-isomorphic, taylor-isomorphic, fpgm-isomorphic, lamp-isomorphic, random-isomorphic"
     )

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 from search_cases import Concave, chain, every
 
 from bcnet.errors import BcnetError
-from bcnet.search import STRATEGIES, PathLosses, SearchConfig, SearchProgress, Trial, best_so_far, front_of, search
+from bcnet.search import (
+    STRATEGIES,
+    Constraints,
+    PathLosses,
+    SearchConfig,
+    SearchProgress,
+    Trial,
+    best_so_far,
+    front_of,
+    search,
+)
+from bcnet.search.criteria import allot
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable
 
@@ -24,17 +36,21 @@ def best_feasible(percent: float) -> float:
     return float(Concave(SPACE).score_many(widths[feasible]).max())
 
 
-def start_of(strategy: str) -> PathLosses | None:
+IMPORTANCE = [np.random.default_rng(i).random(24) * 4**i for i in range(len(SPACE))]
+"""Of every channel; the last layer's are the largest by far, for no good reason."""
+
+
+def given_to(strategy: str) -> dict[str, Any]:
     """What a strategy must be given to start."""
     losses = PathLosses(SPACE.sample(np.random.default_rng(0), 300), np.random.default_rng(1).random(300))
-    return losses if strategy == "prior" else None
+    return {"prior": {"initial": losses}, "legr": {"importance": IMPORTANCE}}.get(strategy, {})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_stays_within_budgets_and_evaluations(strategy: str) -> None:
     scorer = Concave(SPACE)
     config = dataclasses.replace(SMALL, strategy=strategy)
-    result = search(SPACE, scorer, ["flops=40%", "memory=80%"], COSTS, config, initial=start_of(strategy))
+    result = search(SPACE, scorer, ["flops=40%", "memory=80%"], COSTS, config, **given_to(strategy))
     assert result.best is not None
     assert result.best.feasible
     for name, percent in (("flops", 40), ("memory", 80)):
@@ -52,6 +68,31 @@ def test_evolution_finds_nearly_the_best(seed: int) -> None:
     assert result.best is not None
     assert result.best.score is not None
     assert result.best.score >= best_feasible(30) - 0.02
+
+
+@pytest.mark.parametrize("strategy", ["markov", "agent", "legr"])
+def test_rivals_learn_from_scores(strategy: str) -> None:
+    """More than the widths that they begin with, and than a tenth of the evaluations, can tell."""
+    config = dataclasses.replace(SMALL, strategy=strategy)
+    result = search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, config, **given_to(strategy))
+    course = [score for score in best_so_far(result.trials) if score is not None]
+    assert course[0] < course[len(course) // 10] < course[-1]
+    assert course[-1] >= best_feasible(30) - 0.1
+
+
+def test_legr_begins_with_the_plain_global_ranking() -> None:
+    config = SearchConfig(strategy="legr", evaluations=1)
+    first = search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, config, importance=IMPORTANCE).trials[0]
+    assert first.widths == tuple(allot(Constraints(SPACE, COSTS, ["flops=30%"]), IMPORTANCE))
+
+
+@pytest.mark.parametrize(("strategy", "given"), [("legr", {}), ("random", {"importance": IMPORTANCE})])
+def test_importance_is_for_legr_alone(strategy: str, given: dict[str, Any]) -> None:
+    with pytest.raises(BcnetError) as error:
+        search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, SearchConfig(strategy=strategy), **given)
+    assert str(error.value) == (
+        "strategy 'legr', and no other, ranks channels by their importance: give both or neither"
+    )
 
 
 def test_evolution_is_never_worse_than_uniform() -> None:
@@ -203,7 +244,7 @@ def test_budget_of_the_smallest_network_finds_it() -> None:
     least = int(COSTS["flops"](SPACE.min)[0])
     for strategy in STRATEGIES:
         config = dataclasses.replace(SMALL, strategy=strategy)
-        best = search(SPACE, Concave(SPACE), [f"flops={least}"], COSTS, config, initial=start_of(strategy)).best
+        best = search(SPACE, Concave(SPACE), [f"flops={least}"], COSTS, config, **given_to(strategy)).best
         assert best is not None
         assert best.widths == tuple(SPACE.min)
 
@@ -223,20 +264,19 @@ def test_progress_is_told_of_every_trial() -> None:
         ({"population": 1}, "population is 1, but it must be at least 2"),
         ({"front_share": 1.5}, "front_share is 1.5, but it must be at most 1"),
         ({"effective": 0.5}, "effective is 0.5, but it must be at least 1"),
-        ({"version": 9}, "these search settings have version 9, but this bcnet reads 1"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(BcnetError) as error:
-        SearchConfig.from_dict(settings)
+        SearchConfig(**settings)  # type: ignore[arg-type]
     assert str(error.value) == message
 
 
 def test_settings_survive_json() -> None:
     config = SearchConfig(evaluations=7, front_share=0.5)
-    assert SearchConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert SearchConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
     with pytest.raises(BcnetError, match=r"^unknown key velocity: there are strategy, "):
-        SearchConfig.from_dict({"velocity": 3})
+        SearchConfig(velocity=3)  # type: ignore[call-arg]
 
 
 def test_unknown_strategy_and_engine_are_refused() -> None:
@@ -244,7 +284,8 @@ def test_unknown_strategy_and_engine_are_refused() -> None:
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(strategy="luck"))
     assert (
         str(error.value)
-        == "unknown strategy 'luck': choose from evolution, prior, markov, agent, greedy, random, uniform, enumerate"
+        == "unknown strategy 'luck': choose from evolution, neighbours, prior, markov, agent, legr, greedy, random, "
+        "uniform, enumerate"
     )
     with pytest.raises(BcnetError, match=r"^unknown executor 'cloud': choose here or ray$"):
         search(SPACE, Concave(SPACE), ["flops=50%"], COSTS, SearchConfig(executor="cloud"))

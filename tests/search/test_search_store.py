@@ -14,6 +14,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import terminal
 from search_cases import Concave, chain
@@ -48,17 +49,18 @@ class Stops:
         return self._scorer.score(widths)
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "random", "greedy"])
+@pytest.mark.parametrize("strategy", ["evolution", "random", "greedy", "legr"])
 @pytest.mark.parametrize("after", [0, 1, 19, 20, 33])
 def test_interrupted_search_ends_as_the_uninterrupted_one(tmp_path: Path, strategy: str, after: int) -> None:
     config = dataclasses.replace(SMALL, strategy=strategy)
-    whole = search(SPACE, Stops(-1), ["flops=40%"], COSTS, config)
+    given = {"importance": [np.random.default_rng(0).random(24)] * len(SPACE)} if strategy == "legr" else {}
+    whole = search(SPACE, Stops(-1), ["flops=40%"], COSTS, config, **given)
     path = tmp_path / "trials.sqlite"
     with TrialStore(path) as store, pytest.raises(KeyboardInterrupt):
-        search(SPACE, Stops(after), ["flops=40%"], COSTS, config, store=store)
+        search(SPACE, Stops(after), ["flops=40%"], COSTS, config, store=store, **given)
     with TrialStore(path) as store:
         assert len(store.trials()) == after
-        resumed = search(SPACE, Stops(-1), ["flops=40%"], COSTS, config, store=store)
+        resumed = search(SPACE, Stops(-1), ["flops=40%"], COSTS, config, store=store, **given)
         assert found(resumed) == found(whole)
         assert resumed.hits == whole.hits
         assert [dataclasses.replace(t, seconds=0) for t in store.trials()] == [

@@ -188,8 +188,8 @@ def test_names_are_the_contract():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("BCv2", "unknown principle 'BCv2': did you mean bcv2 or bc"),
-        ("bcv3", "unknown principle 'bcv3': did you mean bcv2 or bc"),
+        ("BCv2", "unknown principle 'BCv2': did you mean 'bcv2' or 'bc'?"),
+        ("bcv3", "unknown principle 'bcv3': did you mean 'bcv2' or 'bc'?"),
         ("autoslim", "unknown principle 'autoslim': there are ua, bc, bcv2, bcv2-printed"),
     ],
 )

@@ -45,6 +45,7 @@ def test_two_processes_end_as_one(tmp_path: Path) -> None:
     ranks = [load_file(tmp_path / f"rank{rank}.safetensors") for rank in range(2)]
     for found in ranks:
         assert found.pop("world") == 2
+        assert found.pop("waits_days") == 20  # while one works alone
         assert found.pop("images") == 8
         assert found.pop("steps") == toy.EPOCHS * toy.STEPS - (two_processes.STOP - 1)
     assert all(torch.equal(ranks[0][name], ranks[1][name]) for name in ranks[0])

@@ -10,7 +10,7 @@ convolution gathers its statistics while it runs.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,15 +18,13 @@ from torch import Tensor, fx
 
 from bcnet.accel.enumeration.maker import Maker
 from bcnet.accel.enumeration.prefix_tree import Work
-from bcnet.accel.enumeration.steps import Dense, Pieces, Reader, Stacking, State, Step, cut, read
+from bcnet.accel.enumeration.steps import Dense, Part, PerUnits, Reader, Stacking, State, Step, cut, read
 from bcnet.accel.kernels import enum_conv as gpu_conv
 from bcnet.accel.kernels import enum_depthwise as gpu_depthwise
 from bcnet.accel.kernels import enum_fold as gpu_fold
 from bcnet.accel.kernels import enum_norm as kernels
 
 GLOBAL_POOL = ("aten::adaptive_avg_pool2d", [1, 1])
-
-Part = tuple[Pieces, Tensor, Tensor | None]  # where the input has some channels, and the weight and bias for them
 
 
 class Moments:
@@ -68,7 +66,10 @@ class Folded(Step):
         kinds = [w.kind for w in chain]
         self.relu, self.pool = "aten::relu" in kinds, GLOBAL_POOL[0] in kinds
         self.depth = chain[0].level - 1
-        self._weights: dict[tuple[int, ...], Tensor] = {}
+        # The convolution's weight, (out, in) in float32.
+        self._weight = PerUnits(
+            walker, self.dense.weight.variables, lambda: self.dense.weight.read().flatten(1).contiguous()
+        )
 
     def run(self) -> Tensor:
         walker, x = self.walker, self.dense.x
@@ -110,22 +111,13 @@ class Folded(Step):
         return result.mean((2, 3), keepdim=True, dtype=torch.float32) if self.pool else result
 
     def _fold(self, sums: Tensor, gram: Tensor, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
-        return gpu_fold.fold(self._weight(), sums, gram, rows, norm, dtype)
+        return gpu_fold.fold(self._weight(), sums, gram, rows, _norm(self.norm), dtype)
 
     def _pooled(self, rows: Tensor, sums: Tensor, gram: Tensor, like: Tensor) -> list[Tensor]:
         """From inputs (k, rows, columns) that are images like ``like``: k results (n, C, 1, 1)."""
         weight, shift = self._fold(sums, gram, rows.shape[1], rows.dtype)
         found = gpu_fold.dense_pool(rows, weight, shift, self.relu, like.shape[2] * like.shape[3])
         return list(found[:, :, :, None, None])
-
-    def _weight(self) -> Tensor:
-        """The convolution's weight at the current units, (out, in) in float32."""
-        units = self.walker.units
-        key = tuple(units[v] for v in self.dense.weight.variables)
-        if key not in self._weights:
-            self._weights[key] = self.dense.weight.read().flatten(1).contiguous()
-        return self._weights[key]
 
 
 class Normed(Stacking):
@@ -196,9 +188,8 @@ class Normed(Stacking):
         if key not in self._packed:
             self._packed[key] = gpu_conv.packed(weights)
         sums, found, size = gpu_conv.convolve(x, self._packed[key], groups, self._form)
-        norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
         other = None if self.other is None else kernels.matrix(self.other.read())
-        affine = gpu_conv.norm(found, len(x), norm)
+        affine = gpu_conv.norm(found, len(x), _norm(self.norm))
         if self.pool:
             return [t[:, :, None, None] for t in gpu_conv.apply_pool(sums, affine, other, self.relu, len(x))]
         return [kernels.image(t, (len(x), *size)) for t in gpu_conv.apply(sums, affine, other, self.relu)]
@@ -220,7 +211,7 @@ class Normed(Stacking):
         n, _, height, width = parts[0].shape
         rows = [kernels.matrix(part) for part in parts]
         other = None if self.other is None else kernels.matrix(self.other.read())
-        affine = kernels.statistics(rows, self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
+        affine = kernels.statistics(rows, _norm(self.norm))
         if self.pool:
             return [t[:, :, None, None] for t in kernels.normalise_pool(rows, affine, other, self.relu, n)]
         found = kernels.normalise(rows, affine, other, self.relu, inplace=len(rows) == 1)
@@ -233,25 +224,18 @@ class Depthwise(Step):
     def __init__(self, walker: Any, chain: Sequence[Work], conv: dict[str, Any], norm: dict[str, Any], relu: bool):
         super().__init__(walker, chain)
         self.conv, self.norm, self.relu = conv, norm, relu
-        self._weights: dict[tuple[int, ...], Tensor] = {}
+        weight = conv["weight"]
+        # (taps, channels) in float32
+        self._weight = PerUnits(walker, weight.variables, lambda: weight.read().flatten(1).t().contiguous())
 
     def run(self) -> Tensor:
         x = self.conv["input"].read()
         stride, pad = self.conv["stride"][0], self.conv["padding"][0]
-        norm = (self.norm["weight"].read(), self.norm["bias"].read(), self.norm["eps"])
-        rows, affine = gpu_depthwise.depthwise(x, self._weight(), stride, pad, norm)
+        rows, affine = gpu_depthwise.depthwise(x, self._weight(), stride, pad, _norm(self.norm))
         (result,) = kernels.normalise([rows], affine, None, self.relu, inplace=True)
         kernel = self.conv["weight"].tensor.shape[2:]
         size = [(s + 2 * pad - k) // stride + 1 for s, k in zip(x.shape[2:], kernel, strict=True)]
         return kernels.image(result, (len(x), size[0], size[1]))
-
-    def _weight(self) -> Tensor:
-        """(taps, channels) in float32."""
-        weight = self.conv["weight"]
-        key = tuple(self.walker.units[v] for v in weight.variables)
-        if key not in self._weights:
-            self._weights[key] = weight.read().flatten(1).t().contiguous()
-        return self._weights[key]
 
 
 class FusedMaker(Maker):
@@ -305,6 +289,11 @@ class FusedMaker(Maker):
             dense.weight = self._exact(work)
             return Folded(self.walker, chain, (dense, norm), self._moments)
         return Normed(self.walker, chain, (dense, norm), (other, relu))
+
+
+def _norm(args: Mapping[str, Any]) -> kernels.BatchNorm:
+    """A batch norm at the current units."""
+    return args["weight"].read(), args["bias"].read(), args["eps"]
 
 
 def _layer_kind(work: Work) -> str | None:

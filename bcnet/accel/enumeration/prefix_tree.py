@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis, Segment, Size
 from bcnet.space.coupling import bind, layer_of
 from bcnet.space.network import NetworkSpace
+from bcnet.space.operators.table import Shares, find
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ class _Grower:
         if not any(k.layout or k.axes for k in inputs):
             found = _Known(depends)
         else:
-            rule = _RULES.get(_kind(node)) or (_pointwise if _is_pointwise(node) else None)
+            entry = find(node.target)
+            rule = _RULES[entry.shares] if entry and entry.shares else _pointwise if _is_pointwise(node) else None
             if rule is None or _mutates_shared(node):
                 raise _unsupported(node)
             found = rule(self, node, bind(node.target, node.args, node.kwargs))
@@ -222,48 +223,47 @@ def _same(node: fx.Node, x: _Known, axis: Axis, dim: int) -> None:
         raise _unsupported(node)
 
 
-Rule = Callable[[_Grower, fx.Node, dict[str, Any]], _Known]
-_RULES: dict[str, Rule] = {}
-
-
-def _rule(*names: str) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        _RULES.update({f"aten::{name}": function for name in names})
-        return function
-
-    return register
-
-
-@_rule("conv1d", "conv2d", "conv3d")
-def _convolution(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
+def _sums(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
+    """A convolution or a linear layer; grouped convolutions treat channels apart."""
     x, axes = grower.of(args["input"]), grower.of(args["weight"]).axes
     if axes is None:
         raise _unsupported(node)
-    layout = Layout(1, axes[0]) if axes[0].variables else None
-    if args["groups"] == 1:
-        _same(node, x, axes[1], 1)
+    dim = 1 if "groups" in args else len(shape_of(node)) - 1
+    layout = Layout(dim, axes[0]) if axes[0].variables else None
+    if args.get("groups", 1) == 1:
+        _same(node, x, axes[1], dim)
         return _Known(axes[1].variables, layout, contracts=axes[1])
     if axes[1].variables or (x.layout is None) != (layout is None):
         raise _unsupported(node)
     return _Known(layout=layout)
 
 
-@_rule("linear")
-def _linear(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
-    x, axes = grower.of(args["input"]), grower.of(args["weight"]).axes
-    last = len(shape_of(node)) - 1
-    if axes is None:
+def _channels(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
+    """Each channel apart, as batch norm and pooling do: the channels are those of the first tensor, in dimension 1."""
+    layout = grower.of(node.all_input_nodes[0]).layout
+    if layout is not None and (layout.dim != 1 or len(shape_of(node)) < 2):
         raise _unsupported(node)
-    _same(node, x, axes[1], last)
-    return _Known(axes[1].variables, Layout(last, axes[0]) if axes[0].variables else None, contracts=axes[1])
+    return _Known(layout=layout)
 
 
-@_rule("batch_norm")
-def _batch_norm(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
-    x = grower.of(args["input"])
-    if x.layout is not None and x.layout.dim != 1:
+def _elements(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
+    """Elements are moved or reduced behind the channels, or joined with them: an axis whose segments are repeated."""
+    x, before, after = grower.of(args["self"]).layout, shape_of(args["self"]), shape_of(node)
+    if x is None or len(after) <= x.dim or before[: x.dim] != after[: x.dim] or after[x.dim] % before[x.dim]:
         raise _unsupported(node)
-    return _Known(layout=x.layout)
+    times = after[x.dim] // before[x.dim]
+    return _Known(layout=Layout(x.dim, merged([Segment(s.variable, s.repeat * times) for s in x.axis.segments])))
+
+
+def _joins(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
+    dim = args["dim"] % len(shape_of(node))
+    parts = [(grower.of(n), shape_of(n)) for n in args["tensors"]]
+    if any(known.layout is not None and known.layout.dim != dim for known, _ in parts):
+        raise _unsupported(node)
+    segments: list[Segment] = []
+    for known, shape in parts:
+        segments.extend(known.layout.axis.segments if known.layout else [Segment(None, shape[dim])])
+    return _Known(layout=Layout(dim, merged(segments)))
 
 
 def _pointwise(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
@@ -281,50 +281,10 @@ def _pointwise(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
     return _Known(layout=found.pop() if found else None)
 
 
-_OVER_SPACE = [
-    f"{kind}{d}d" for d in (1, 2, 3) for kind in ("adaptive_avg_pool", "avg_pool", "max_pool", "upsample_nearest")
-]
-
-
-@_rule(*_OVER_SPACE, "upsample_bilinear2d", "dropout", "feature_dropout", "clone", "contiguous", "detach")
-def _each_channel(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
-    (x,) = (grower.of(n) for n in node.all_input_nodes if grower.of(n).layout is not None)
-    if x.layout is None or x.layout.dim != 1 or len(shape_of(node)) < 2:
-        raise _unsupported(node)
-    return _Known(layout=x.layout)
-
-
-@_rule("mean", "sum", "amax", "amin")
-def _reduce(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
-    x, rank = grower.of(args["self"]), len(shape_of(args["self"]))
-    dims = [d % rank for d in args.get("dim") or ()]
-    if x.layout is None or not dims or min(dims) <= x.layout.dim:
-        raise _unsupported(node)
-    return _Known(layout=x.layout)
-
-
-@_rule("flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze")
-def _reshape(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
-    """The dimensions after the channels may be joined with each other, or all of them with the channels."""
-    x, before, after = grower.of(args["self"]), shape_of(args["self"]), shape_of(node)
-    if x.layout is None:
-        raise _unsupported(node)
-    dim = x.layout.dim
-    if before[: dim + 1] == after[: dim + 1]:
-        return _Known(layout=x.layout)
-    if before[:dim] != after[:dim] or len(after) != dim + 1:
-        raise _unsupported(node)
-    times = prod(before[dim + 1 :])
-    return _Known(layout=Layout(dim, merged([Segment(s.variable, s.repeat * times) for s in x.layout.axis.segments])))
-
-
-@_rule("cat", "concat", "concatenate")
-def _cat(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
-    dim = args["dim"] % len(shape_of(node))
-    parts = [(grower.of(n), shape_of(n)) for n in args["tensors"]]
-    if any(known.layout is not None and known.layout.dim != dim for known, _ in parts):
-        raise _unsupported(node)
-    segments: list[Segment] = []
-    for known, shape in parts:
-        segments.extend(known.layout.axis.segments if known.layout else [Segment(None, shape[dim])])
-    return _Known(layout=Layout(dim, merged(segments)))
+_RULES: dict[Shares, Callable[[_Grower, fx.Node, dict[str, Any]], _Known]] = {
+    "sums": _sums,
+    "channels": _channels,
+    "elements": _elements,
+    "joins": _joins,
+}
+"""By the column ``shares`` of the table of operators."""

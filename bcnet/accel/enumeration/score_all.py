@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bcnet.accel.enumeration.allocations import Allocations
@@ -25,13 +24,11 @@ from bcnet.accel.enumeration.prefix_tree import Tree, grow_tree
 from bcnet.accel.enumeration.walker import Options, Walker
 from bcnet.errors import BcnetError
 from bcnet.space.network import Side
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.supernet.supernet import Supernet
 
 MAX_WIDTHS = 1_000_000
 LEAVES = 64  # logits that are scored in one go
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from bcnet.data.source import Batch, Source
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Size
 from bcnet.space.network import NetworkSpace
-from bcnet.space.widths import Widths
-from bcnet.supernet.scoring import Evaluator, Floats
+from bcnet.space.widths import Floats, Widths
+from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
 
 Ranks = NDArray[np.int64]

@@ -7,7 +7,7 @@ the one before to a running sum, so that all candidates together cost one widest
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from bcnet.accel.enumeration.walker import Walker
 
 Pieces = tuple[tuple[int, int], ...]
+Part = tuple[Pieces, Tensor, Tensor | None]
+"""Where the input of a layer has some channels, and the weight and bias for them."""
 
 
 def cut(tensor: Tensor, dim: int, pieces: Pieces) -> Tensor:
@@ -44,6 +46,20 @@ def added(axis: Axis, variable: int, before: int, now: int, held: Sequence[int],
     return tuple(found)
 
 
+class PerUnits:
+    """What ``make`` gives at the current units, made once for all units of ``variables``."""
+
+    def __init__(self, walker: Walker, variables: Sequence[int], make: Callable[..., Any]):
+        self.walker, self.variables, self._make = walker, variables, make
+        self._made: dict[tuple[int, ...], Any] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        key = tuple(self.walker.units[v] for v in self.variables)
+        if key not in self._made:
+            self._made[key] = self._make(*args)
+        return self._made[key]
+
+
 class Reader:
     """A value of the graph as a level sees it: cut to the units chosen since it was computed."""
 
@@ -57,7 +73,7 @@ class Reader:
         )
         self.narrowed = tuple(v for v in sorted(variables) if place[v] in chosen)
         self.variables = tuple(sorted(variables))
-        self._pieces: dict[tuple[int, ...], Pieces] = {}
+        self._pieces = PerUnits(walker, self.variables, self._find)
 
     def held(self) -> list[int]:
         """The units at which the value was computed."""
@@ -70,11 +86,11 @@ class Reader:
         value = self.walker.values[self.node]
         if not self.narrowed or self.layout is None:
             return value
-        units = self.walker.units
-        key = tuple(units[v] for v in self.variables)
-        if key not in self._pieces:
-            self._pieces[key] = self.layout.axis.pieces(units, self.held(), self.walker.side)
-        return cut(value, self.layout.dim, self._pieces[key])
+        return cut(value, self.layout.dim, self._pieces())
+
+    def _find(self) -> Pieces:
+        assert self.layout is not None
+        return self.layout.axis.pieces(self.walker.units, self.held(), self.walker.side)
 
 
 class State:
@@ -86,16 +102,12 @@ class State:
         if dtype is not None:
             self.tensor = self.tensor.to(dtype)
         self.variables = tuple(sorted(frozenset().union(*(a.variables for a in axes or ()))))
-        self._cuts: dict[tuple[int, ...], Tensor] = {}
+        self.read = PerUnits(walker, self.variables, self._cut)
 
-    def read(self) -> Tensor:
-        if not self.variables or self.axes is None:
+    def _cut(self) -> Tensor:
+        if self.axes is None:
             return self.tensor
-        units = self.walker.units
-        key = tuple(units[v] for v in self.variables)
-        if key not in self._cuts:
-            self._cuts[key] = sliced(self.tensor, self.axes, units, self.walker.widest, self.walker.side)
-        return self._cuts[key]
+        return sliced(self.tensor, self.axes, self.walker.units, self.walker.widest, self.walker.side)
 
 
 class Units:
@@ -204,8 +216,8 @@ class Dense(Stacking):
         self.rest = {k: a for k, a in args.items() if k not in ("input", "weight", "bias")}
         self.variable = walker.tree.order[self.depth] if work.level else -1
         self.shared = work.level <= walker.tail and self.variable in self.x.narrowed
-        self._cuts: dict[tuple[int, ...], tuple[Pieces, Tensor, Tensor | None]] = {}
-        self._stacks: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
+        self.parts = PerUnits(walker, self.weight.variables, self._parts)
+        self._stack = PerUnits(walker, self.weight.variables, self._stacked)
 
     def run(self) -> Tensor:
         return self._share() if self.shared else self._apply(self.x.read(), self.weight.read(), read(self.bias))
@@ -256,22 +268,20 @@ class Dense(Stacking):
 
     def stacked(self) -> Tensor:
         """(candidates, n, outputs): channels that a candidate lacks have weight 0."""
-        walker, v = self.walker, self.variable
-        key = tuple(walker.units[u] for u in self.weight.variables)
-        if key not in self._stacks:
-            inner = self.axes[1].pieces(walker.units, walker.widest, walker.side)
-            weight = cut(self.weight.tensor, 1, inner)
-            rows = []
-            for units in walker.candidates[v]:
-                mask = torch.zeros(weight.shape[1], dtype=weight.dtype, device=weight.device)
-                for start, length in self.axes[1].pieces(self._with(units), self.x.held(), walker.side):
-                    mask[start : start + length] = 1
-                rows.append(weight * mask)
-            bias = None if self.bias is None else self.bias.tensor.repeat(len(rows))
-            self._stacks[key] = torch.cat(rows), bias
-        weight, bias = self._stacks[key]
-        found = self._apply(self.walker.values[self.x.node], weight, bias)
-        return found.unflatten(1, (len(walker.candidates[v]), -1)).transpose(0, 1)
+        found = self._apply(self.walker.values[self.x.node], *self._stack())
+        return found.unflatten(1, (len(self.walker.candidates[self.variable]), -1)).transpose(0, 1)
+
+    def _stacked(self) -> tuple[Tensor, Tensor | None]:
+        """The weights and biases of all candidates, one below the other."""
+        walker = self.walker
+        weight = cut(self.weight.tensor, 1, self.axes[1].pieces(walker.units, walker.widest, walker.side))
+        rows = []
+        for units in walker.candidates[self.variable]:
+            mask = torch.zeros(weight.shape[1], dtype=weight.dtype, device=weight.device)
+            for start, length in self.axes[1].pieces(self._with(units), self.x.held(), walker.side):
+                mask[start : start + length] = 1
+            rows.append(weight * mask)
+        return torch.cat(rows), None if self.bias is None else self.bias.tensor.repeat(len(rows))
 
     @property
     def _dim(self) -> int:
@@ -283,29 +293,22 @@ class Dense(Stacking):
         found[self.variable] = units
         return found
 
-    def parts(self, rank: int) -> tuple[Pieces, Tensor, Tensor | None]:
-        """Where the input has the channels to add, and the weight and bias for them."""
+    def _parts(self, rank: int) -> Part:
+        """What the candidate ``rank``, at whose units the walker stands, adds to the one before."""
         walker, v = self.walker, self.variable
-        key = (rank, *(walker.units[u] for u in self.weight.variables))
-        if key not in self._cuts:
-            now = walker.units[v]
-            before = walker.candidates[v][rank - 1] if rank else 0
-            tensor = cut(
-                self.weight.tensor, 0, self.axes[0].pieces(self._with(walker.widest[v]), walker.widest, walker.side)
-            )
-            if rank:
-                pieces = added(self.work.contracts, v, before, now, self.x.held(), walker.side)  # type: ignore[arg-type]
-                inner = added(self.axes[1], v, before, now, walker.widest, walker.side)
-            else:
-                pieces = self.x.layout.axis.pieces(walker.units, self.x.held(), walker.side)
-                inner = self.axes[1].pieces(walker.units, walker.widest, walker.side)
-            bias = None if rank or self.bias is None else self._bias()
-            self._cuts[key] = pieces, cut(tensor, 1, inner), bias
-        return self._cuts[key]
-
-    def _bias(self) -> Tensor:
-        held = self._with(self.walker.widest[self.variable])
-        return sliced(self.bias.tensor, self.bias.axes or (), held, self.walker.widest, self.walker.side)
+        assert self.work.contracts is not None
+        held, widest, side = self.x.held(), walker.widest, walker.side
+        if rank:
+            before, now = walker.candidates[v][rank - 1], walker.units[v]
+            pieces = added(self.work.contracts, v, before, now, held, side)
+            inner = added(self.axes[1], v, before, now, widest, side)
+        else:
+            pieces = self.x.layout.axis.pieces(walker.units, held, side)
+            inner = self.axes[1].pieces(walker.units, widest, side)
+        outer = self._with(widest[v])
+        weight = cut(cut(self.weight.tensor, 0, self.axes[0].pieces(outer, widest, side)), 1, inner)
+        first = self.bias is not None and not rank
+        return pieces, weight, sliced(self.bias.tensor, self.bias.axes or (), outer, widest, side) if first else None
 
 
 def read(arg: Any) -> Any:

@@ -1,6 +1,7 @@
-"""A faster way to train a supernet on CUDA: fused kernels, few launches, paths side by side."""
+"""A faster way to train on CUDA, supernets and plain networks: fused kernels, few launches, paths side by side."""
 
 from bcnet.accel.fused_step.choose import Choice, choose_engine, why_not_fused
 from bcnet.accel.fused_step.engine import FusedEngine
+from bcnet.accel.fused_step.plain import PlainStep, plain_step
 
-__all__ = ["Choice", "FusedEngine", "choose_engine", "why_not_fused"]
+__all__ = ["Choice", "FusedEngine", "PlainStep", "choose_engine", "plain_step", "why_not_fused"]

@@ -55,11 +55,11 @@ class FusedEngine:
         self._all = [*self._names, *(n for n, p in parameters.items() if n not in {*self._names} and p.requires_grad)]
         self._used = [parameters[name] for name in self._all]
         self._addresses = np.empty(0, dtype=np.int64)
-        self._refresh()
+        self.refresh()
 
     def zero(self) -> None:
         """Gradients to zero, in one launch."""
-        self._refresh()
+        self.refresh()
         self._flat.zero_()
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class FusedEngine:
         """Losses (p,) of images x (n, C, h, w) and labels y (n,); adds the gradients of their sum by ``weights`` (p,),
         the mean by default. ``teachers`` are the numbers of earlier paths that paths learn from (None: labels).
         ``loss`` of logits (n, classes) and y takes the place of cross entropy."""
-        self._refresh()
+        self.refresh()
         image = x.to(self.dtype, memory_format=torch.channels_last)
         shares = _weights(weights, len(paths))
         members = self._groups(paths) if teachers is None else [[i] for i in range(len(paths))]
@@ -106,7 +106,7 @@ class FusedEngine:
     @torch.no_grad()
     def logits(self, x: Tensor, widths: ArrayLike, side: Side = "left", statistics: Statistics = "running") -> Tensor:
         """What a path says of images x (n, C, h, w): (n, classes) in float32."""
-        self._refresh()
+        self.refresh()
         plan = self.net.plan(widths, side)
         groups = [self._packing.places(plan.units, [plan.side])]
         packed, sizes = self._packed(groups, x.device)
@@ -149,7 +149,7 @@ class FusedEngine:
         first, *rest = flat.split([losses, *(n for group in counts for n in group)])
         return first[:paths], [rest[i * len(counts[0]) : (i + 1) * len(counts[0])] for i in range(len(groups))]
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Follow the parameters where they moved, and give them gradients where they have none."""
         addresses = np.array([p.data_ptr() for p in self._used], dtype=np.int64)
         if not np.array_equal(addresses, self._addresses):

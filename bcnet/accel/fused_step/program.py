@@ -17,8 +17,9 @@ from torch import fx
 from bcnet.space.axis import Axis
 from bcnet.space.coupling import bind
 from bcnet.space.network import NetworkSpace
+from bcnet.space.operators.table import find
 
-ACTIVATIONS = {"relu": 1, "relu_": 1, "relu6": 2, "relu6_": 2, "hardswish": 3, "hardswish_": 3, "silu": 4, "silu_": 4}
+ACTIVATIONS = {"relu": 1, "relu6": 2, "hardswish": 3, "silu": 4}
 """The number by which kernels know an activation; 0 is none."""
 
 
@@ -205,11 +206,12 @@ class _Compiler:
         target: Any = node.target
         if not isinstance(target, torch._ops.OpOverload):
             raise Unsupported(f"it calls {target}")
-        kind = target._schema.name.removeprefix("aten::")
+        entry = find(target)
+        kind = entry.fuses if entry is not None else None
         args = bind(target, node.args, node.kwargs)
         if kind in ACTIVATIONS:
             self.activation(node, args["self"], ACTIVATIONS[kind])
-        elif kind == "hardtanh" or kind == "hardtanh_":
+        elif kind == "hardtanh":
             if (args["min_val"], args["max_val"]) != (0, 6):
                 raise Unsupported("it has a hardtanh other than ReLU6")
             self.activation(node, args["self"], ACTIVATIONS["relu6"])
@@ -218,7 +220,7 @@ class _Compiler:
         elif kind == "dropout" and args["p"] == 0.0 and len(args["input"].users) == 1:
             self.numbers[node] = self.value(args["input"])
         else:
-            raise Unsupported(f"it has a layer {kind!r}")
+            raise Unsupported(f"it has a layer {target._schema.name.removeprefix('aten::')!r}")
 
     def value(self, node: Any) -> int:
         if node not in self.numbers:
@@ -340,16 +342,12 @@ def _lists(args: dict[str, Any]) -> list[list[int]]:
     return [list(args[name]) for name in ("stride", "padding", "dilation")]
 
 
-_VISITORS: dict[str, Any] = {
-    "conv2d": _Compiler.conv,
-    "batch_norm": _Compiler.norm,
+_VISITORS: dict[str | None, Any] = {
+    "conv": _Compiler.conv,
+    "norm": _Compiler.norm,
     "add": _Compiler.add,
-    "add_": _Compiler.add,
-    "adaptive_avg_pool2d": _Compiler.pool,
-    "mean": _Compiler.pool,
-    "flatten": _Compiler.flat,
-    "view": _Compiler.flat,
-    "reshape": _Compiler.flat,
-    "squeeze": _Compiler.flat,
+    "pool": _Compiler.pool,
+    "flat": _Compiler.flat,
     "linear": _Compiler.linear,
 }
+"""By the column ``fuses`` of the table of operators."""

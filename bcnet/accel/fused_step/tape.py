@@ -14,15 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bcnet.accel.fused_step.convolutions import (
+    Space,
+    channels_last,
+    convolution,
+    convolution_backward,
+    size_of,
+    splits,
+    tiles,
+    window_of,
+)  # fmt: skip
 from bcnet.accel.fused_step.eager import Slices, slope_of
 from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
 from bcnet.accel.kernels.pack import ALIGN
-from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window, distance
-
-SPLITS = 264
-"""Tiles of 128x128 that a weight gradient's matrix product is split into, at least: two per multiprocessor."""
-
-Space = tuple[int, int, int]
+from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, at_most_two, distance
 
 
 class Tape:
@@ -151,15 +156,15 @@ class Tape:
     def _conv(self, layer: Conv) -> None:
         if layer.x == self.program.source:
             # The sides share the input, so they are one convolution with the channels of both.
-            y = _convolution(self.x, self._image_weight(layer), layer)
-            self.values[layer.out], self.spaces[layer.out] = Rows.beside(y, self.sides), _space(y)
+            y = convolution(self.x, self._image_weight(layer), layer)
+            self.values[layer.out], self.spaces[layer.out] = Rows.beside(y, self.sides), size_of(y)
             return
         x, space = self.values[layer.x], self.spaces[layer.x]
         if layer.pointwise:
             product = torch.bmm(x.dense(), self._matrix(layer.weight).transpose(1, 2))
             self.values[layer.out], self.spaces[layer.out] = Rows.whole(product), space
         elif layer.depthwise:
-            window = _window(layer, space)
+            window = window_of(layer, space)
             before = self.norms[layer.x] if layer.x in self.program.folded else None
             after = None if self.recalls else self.norms.get(layer.out)
             self.values[layer.out] = self.kernels.depthwise_forward(
@@ -170,8 +175,8 @@ class Tape:
             if layer.x not in self.images:
                 self.images[layer.x] = [x.image(s, space) for s in range(self.sides)]
             weights = [self._image_weight(layer, s) for s in range(self.sides)]
-            ys = [_convolution(given, w, layer) for given, w in zip(self.images[layer.x], weights, strict=True)]
-            self.values[layer.out], self.spaces[layer.out] = Rows.apart(ys), _space(ys[0])
+            ys = [convolution(given, w, layer) for given, w in zip(self.images[layer.x], weights, strict=True)]
+            self.values[layer.out], self.spaces[layer.out] = Rows.apart(ys), size_of(ys[0])
 
     def _norm(self, layer: Norm) -> None:
         y, norm = self.values[layer.x], self.norms[layer.x]
@@ -232,7 +237,7 @@ class Tape:
         y, norm = self.values.pop(layer.x), self.norms[layer.x]
         del self.values[layer.out]
         self.images.pop(layer.out, None)
-        grads = _at_most_two(self.grads.pop(layer.out))
+        grads = at_most_two(self.grads.pop(layer.out))
         if layer.out in self.program.folded:
             plain = norm._replace(act=0)
         else:
@@ -251,14 +256,14 @@ class Tape:
         dy = self._arrived(layer.out)
         if layer.x == self.program.source:
             image = dy.together().image(0, self.spaces[layer.out])
-            _, dw, _ = _convolution_backward(image, self.x, self._image_weight(layer), layer, False)
-            self.found[layer.weight] = Found(_channels_last(dw), 0, dw.numel() // self.sides)
+            _, dw, _ = convolution_backward(image, self.x, self._image_weight(layer), layer, False)
+            self.found[layer.weight] = Found(channels_last(dw), 0, dw.numel() // self.sides)
         elif layer.pointwise:
             self._pointwise_back(layer, dy)
         elif layer.depthwise:
             x, found = self.values[layer.x], self.sums[layer.weight]
             before = self.norms[layer.x] if layer.x in self.program.folded else None
-            window = _window(layer, self.spaces[layer.x])
+            window = window_of(layer, self.spaces[layer.x])
             dx = self.kernels.depthwise_backward(dy, x, self.weights[layer.weight], window, before, found)
             self.found[layer.weight] = Found(found, 0, window.kernel**2 * x.channels)
             self._give(layer.x, dx)
@@ -268,7 +273,7 @@ class Tape:
     def _pointwise_back(self, layer: Conv, dy: Rows) -> None:
         outputs, inputs = self.sizes[layer.weight]
         matrix, d, rows = self._matrix(layer.weight), dy.dense(), self.values[layer.x].dense()
-        parts = _splits(dy.rows, self.sides * _tiles(outputs, inputs))
+        parts = splits(dy.rows, self.sides * tiles(outputs, inputs))
         cut = self.sides * parts, dy.rows // parts
         product = torch.bmm(d.view(*cut, outputs).transpose(1, 2), rows.view(*cut, inputs))
         self.found[layer.weight] = Found(product, 0, parts * outputs * inputs, parts)
@@ -282,9 +287,9 @@ class Tape:
         dx, dw = [], []
         for s in range(self.sides):
             image, given = dy.image(s, self.spaces[layer.out]), self.images[layer.x][s]
-            one = _convolution_backward(image, given, self._image_weight(layer, s), layer, True)
-            dx.append(_channels_last(one[0]))
-            dw.append(_channels_last(one[1]))
+            one = convolution_backward(image, given, self._image_weight(layer, s), layer, True)
+            dx.append(channels_last(one[0]))
+            dw.append(channels_last(one[1]))
         self.found[layer.weight] = Found(dw[0], 0, distance(dw), 1, tuple(dw[1:]))
         self._give(layer.x, Rows.apart(dx))
 
@@ -298,13 +303,13 @@ class Tape:
                 y = self.slices.call(layer.node, given, s)
                 if isinstance(y, Tensor) and y.is_floating_point():
                     y = y.to(self.x.dtype)
-                    y = _channels_last(y) if y.dim() == 4 else y.contiguous()
+                    y = channels_last(y) if y.dim() == 4 else y.contiguous()
             graphs.append((y, leaves))
         self.graphs[layer.out] = graphs
         found = [y.detach() if isinstance(y, Tensor) else y for y, _ in graphs]
         self.plain[layer.out] = found
         if isinstance(found[0], Tensor) and found[0].dim() == 4:
-            self.values[layer.out], self.spaces[layer.out] = Rows.apart(found), _space(found[0])
+            self.values[layer.out], self.spaces[layer.out] = Rows.apart(found), size_of(found[0])
         elif isinstance(found[0], Tensor) and found[0].dim() == 2:
             self.values[layer.out] = Rows.whole(torch.stack(found))
             self.spaces[layer.out] = (len(found[0]), 1, 1)
@@ -345,7 +350,7 @@ class Tape:
                 for row, one in zip(rows, gradients, strict=True):
                     row.append(one)
             elif gradients[0].dim() == 4:
-                self._give(number, Rows.apart([_channels_last(one) for one in gradients]))
+                self._give(number, Rows.apart([channels_last(one) for one in gradients]))
             else:
                 self._give(number, Rows.whole(torch.stack(gradients)))
 
@@ -388,50 +393,3 @@ class Tape:
             stride = (i * h * w, 1, i * w, i)
             self.shaped[key] = flat.as_strided((outputs, i, h, w), stride, flat.storage_offset() + start)
         return self.shaped[key]
-
-
-def _at_most_two(grads: list[Rows]) -> list[Rows]:
-    """The kernels add two gradients; the one of a pooling comes first."""
-    grads = sorted(grads, key=lambda g: -g.repeat)
-    if len(grads) < 3:
-        return grads
-    rest = torch.stack([g.dense() for g in grads[1:]]).sum(0)
-    return [grads[0], Rows.whole(rest)]
-
-
-def _channels_last(image: Tensor) -> Tensor:
-    return image.contiguous(memory_format=torch.channels_last)
-
-
-def _space(y: Tensor) -> Space:
-    return y.shape[0], y.shape[2], y.shape[3]
-
-
-def _window(layer: Conv, space: Space) -> Window:
-    return Window(*space, layer.kernel[0], layer.stride[0], layer.padding)
-
-
-def _convolution(x: Tensor, weight: Tensor, layer: Conv) -> Tensor:
-    y = torch.convolution(x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1)
-    return _channels_last(y)
-
-
-def _convolution_backward(dy: Tensor, x: Tensor, weight: Tensor, layer: Conv, wants_x: bool) -> Any:
-    mask = (wants_x, True, False)
-    if layer.kernel == (1, 1) and layer.stride != (1, 1) and not x.is_cuda:
-        x = x.contiguous()  # in channels last, torch 2.13 on a CPU writes beyond its memory for few channels
-    return torch.ops.aten.convolution_backward.default(
-        dy, x, weight, None, layer.stride, layer.padding, layer.dilation, False, (0, 0), 1, mask
-    )
-
-
-def _tiles(outputs: int, inputs: int) -> int:
-    return -(-outputs // 128) * -(-inputs // 128)
-
-
-def _splits(rows: int, tiles: int) -> int:
-    """Into how many pieces of at least 512 rows a sum over rows is cut: a power of two that divides them."""
-    parts = 1
-    while parts * tiles < SPLITS and rows % (2 * parts) == 0 and rows // (2 * parts) >= 512:
-        parts *= 2
-    return parts

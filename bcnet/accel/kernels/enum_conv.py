@@ -11,7 +11,6 @@ a GPU with Hopper's tensor memory accelerator copies while it multiplies. Activa
 # mypy: disable-error-code="no-untyped-def, import-untyped, import-not-found"
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,10 +23,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from bcnet.accel.kernels.enum_norm import INTERPRETED, BatchNorm, ScaleShift, affine
+
 IMAGES, WIDTH, DEPTH = 256, 128, 64  # of a tile: images, output channels, input channels that are read at once
 STAGES = 3  # tiles of the input that are on their way at a time
 ROOM = 227 << 10  # bytes of shared memory that a program may take
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @triton.jit
@@ -140,40 +140,6 @@ def _convolve_kernel(
             tl.store(target + groups * columns, tl.sum(total * total, 1), mask=channel < columns)
             if group + 1 == groups:
                 total = tl.zeros((BN, BM), tl.float32)
-
-
-@triton.jit(do_not_specialize=["groups", "blocks"])
-def _norm_kernel(
-    found, weight, bias, scale, shift, images, columns, pixels, blocks, groups, eps,
-    PER: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """Batch norm as scale and shift (groups, columns) from ``found`` (blocks, pixels, 2, groups, columns), in which a
-    block is PER images."""
-    column = tl.program_id(0) * BN + tl.arange(0, BN)
-    g = tl.program_id(1)
-    inside = column < columns
-    place = found + (g * columns + column)[None, :]
-    chunks = blocks * pixels
-    rows = images * pixels
-    sums = tl.zeros((BN,), tl.float32)
-    for start in range(0, chunks, BC):
-        chunk = start + tl.arange(0, BC)[:, None]
-        mask = (chunk < chunks) & inside[None, :]
-        sums += tl.sum(tl.load(place + chunk * 2 * groups * columns, mask=mask, other=0.0), 0)
-    mean = sums / rows
-    spread = tl.zeros((BN,), tl.float32)
-    for start in range(0, chunks, BC):
-        chunk = start + tl.arange(0, BC)[:, None]
-        mask = (chunk < chunks) & inside[None, :]
-        count = tl.maximum(tl.minimum(images - chunk // pixels * PER, PER), 1).to(tl.float32)
-        total = tl.load(place + chunk * 2 * groups * columns, mask=mask, other=0.0)
-        squares = tl.load(place + (chunk * 2 * groups + groups) * columns, mask=mask, other=0.0)
-        own = total / count
-        away = tl.maximum(squares - total * own, 0.0) + count * (own - mean[None, :]) * (own - mean[None, :])
-        spread += tl.sum(tl.where(mask, away, 0.0), 0)
-    factor = tl.load(weight + column, mask=inside, other=0.0) / tl.sqrt(spread / rows + eps)
-    tl.store(scale + g * columns + column, factor, mask=inside)
-    tl.store(shift + g * columns + column, tl.load(bias + column, mask=inside, other=0.0) - mean * factor, mask=inside)
 
 
 @triton.jit
@@ -307,21 +273,12 @@ def convolve(
     return out, found, size
 
 
-def norm(found: Tensor, images: int, layer: tuple[Tensor, Tensor, float]) -> tuple[Tensor, Tensor]:
-    """The batch norm ``layer`` (weight, bias, eps) of sums as a factor and a summand, (G, columns) each."""
-    blocks, pixels, _, count, columns = found.shape
-    scale = torch.empty(count, columns, device=found.device)
-    shift = torch.empty_like(scale)
-    if not found.is_meta:
-        weight, bias, eps = layer
-        _norm_kernel[(triton.cdiv(columns, 8), count)](
-            found, weight, bias, scale, shift, images, columns, pixels, blocks, count, eps,
-            PER=IMAGES, BC=512, BN=8, num_warps=8,
-        )  # fmt: skip
-    return scale, shift
+def norm(found: Tensor, images: int, layer: BatchNorm) -> ScaleShift:
+    """The batch norm ``layer`` of sums as a factor and a summand, (G, columns) each."""
+    return affine(found.flatten(0, 1), images, IMAGES, layer, found.shape[1], tile=(512, 8))
 
 
-def apply(sums: Tensor, affine: tuple[Tensor, Tensor], other: Tensor | None, relu: bool) -> Tensor:
+def apply(sums: Tensor, affine: ScaleShift, other: Tensor | None, relu: bool) -> Tensor:
     """relu(sums[g] * scale[g] + shift[g] + other), (G, rows, columns) in place."""
     count, rows, columns = sums.shape
     if not sums.is_meta:
@@ -334,7 +291,7 @@ def apply(sums: Tensor, affine: tuple[Tensor, Tensor], other: Tensor | None, rel
     return sums
 
 
-def apply_pool(sums: Tensor, affine: tuple[Tensor, Tensor], other: Tensor | None, relu: bool, images: int) -> Tensor:
+def apply_pool(sums: Tensor, affine: ScaleShift, other: Tensor | None, relu: bool, images: int) -> Tensor:
     """As :func:`apply`, then the mean over the pixels of each image, in float32: (G, images, columns)."""
     count, rows, columns = sums.shape
     out = torch.empty(count, images, columns, device=sums.device)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bcnet.accel.kernels.enum_norm import Affine, block_of, configs
+from bcnet.accel.kernels.enum_norm import BatchNorm, ScaleShift, affine, block_of, configs
 
 NARROW = 8  # pixels across maps of which rows are held in registers
 
@@ -136,9 +136,7 @@ def _depthwise_kernel(
     tl.store(found + (chunk * 2 + 1) * columns + column, tl.sum(squares, 0), mask=inside)
 
 
-def depthwise(
-    x: Tensor, weight: Tensor, stride: int, pad: int, norm: tuple[Tensor, Tensor, float]
-) -> tuple[Tensor, Affine]:
+def depthwise(x: Tensor, weight: Tensor, stride: int, pad: int, norm: BatchNorm) -> tuple[Tensor, ScaleShift]:
     """A depthwise convolution of x (n, C, H, W) by weight (k * k, C), as rows, and the batch norm after it."""
     n, columns, height, width = x.shape
     kernel = round(weight.shape[0] ** 0.5)
@@ -163,4 +161,4 @@ def depthwise(
             x, weight, out, found, n, columns, x.stride(3), height, width, *size, per,
             KERNEL=kernel, STRIDE=stride, PAD=pad, BN=block,
         )  # fmt: skip
-    return out, Affine(found, n * pixels, per * pixels, *norm)
+    return out, affine(found, n * pixels, per * pixels, norm)

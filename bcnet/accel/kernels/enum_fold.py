@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bcnet.accel.kernels.enum_norm import INTERPRETED
+from bcnet.accel.kernels.enum_norm import INTERPRETED, BatchNorm
 
-Norm = tuple[Tensor, Tensor, float]  # weight, bias and eps
 PROGRAMS = 512  # that add up products side by side
 
 
@@ -118,7 +117,9 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return sums.sum(1), gram.sum(1)
 
 
-def fold(dense: Tensor, sums: Tensor, gram: Tensor, rows: int, norm: Norm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def fold(
+    dense: Tensor, sums: Tensor, gram: Tensor, rows: int, norm: BatchNorm, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """The weights (k, out, in) and biases (k, out) of ``dense`` (out, in) with the batch norm after it, for k inputs
     with these :func:`moments`: the mean of W x is W mean(x), its mean square w' gram w / rows."""
     count, (channels, columns) = len(sums), dense.shape

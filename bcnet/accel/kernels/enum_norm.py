@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,6 +21,9 @@ from torch import Tensor
 MAX_PARTS = 8
 PROGRAMS = 1024  # that reduce side by side: several for each multiprocessor
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which multiplies no bfloat16 matrices
+
+
+BatchNorm = tuple[Tensor, Tensor, float]  # weight, bias and eps
 
 
 def configs(name: str, *choices: tuple[int, int]) -> list[triton.Config]:
@@ -80,48 +84,62 @@ def _statistics_kernel(
         tl.store(place + (K + k) * columns, tl.sum(squares[k], 0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks", "groups"])
 def _affine_kernel(
-    found, weight, bias, scale, shift, rows, columns, per, chunks, eps,
-    K: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr,
+    found, weight, bias, scale, shift, images, columns, pixels, chunks, groups, per, eps,
+    BC: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Batch norm as scale and shift (K, columns) from the sums of chunks (chunks, 2, K, columns)."""
+    """Batch norm as scale and shift (groups, columns) from the sums of chunks (chunks, 2, groups, columns).
+
+    A chunk is one of the ``pixels`` of ``per`` images, the next chunk the next pixel of the same images.
+    """
     column = tl.program_id(0) * BN + tl.arange(0, BN)
-    k = tl.program_id(1)
+    g = tl.program_id(1)
     inside = column < columns
-    place = found + (k * columns + column)[None, :]
+    place = found + (g * columns + column)[None, :]
+    rows = images * pixels
     sums = tl.zeros((BN,), tl.float32)
     for start in range(0, chunks, BC):
         chunk = start + tl.arange(0, BC)[:, None]
-        sums += tl.sum(tl.load(place + chunk * 2 * K * columns, mask=(chunk < chunks) & inside[None, :], other=0.0), 0)
+        mask = (chunk < chunks) & inside[None, :]
+        sums += tl.sum(tl.load(place + chunk * 2 * groups * columns, mask=mask, other=0.0), 0)
     mean = sums / rows
     spread = tl.zeros((BN,), tl.float32)
     for start in range(0, chunks, BC):
         chunk = start + tl.arange(0, BC)[:, None]
         mask = (chunk < chunks) & inside[None, :]
-        count = tl.maximum(tl.minimum((chunk + 1) * per, rows) - chunk * per, 1).to(tl.float32)
-        total = tl.load(place + chunk * 2 * K * columns, mask=mask, other=0.0)
-        squares = tl.load(place + (chunk * 2 * K + K) * columns, mask=mask, other=0.0)
+        count = tl.maximum(tl.minimum(images - chunk // pixels * per, per), 1).to(tl.float32)
+        total = tl.load(place + chunk * 2 * groups * columns, mask=mask, other=0.0)
+        squares = tl.load(place + (chunk * 2 * groups + groups) * columns, mask=mask, other=0.0)
         own = total / count
         away = tl.maximum(squares - total * own, 0.0) + count * (own - mean[None, :]) * (own - mean[None, :])
         spread += tl.sum(tl.where(mask, away, 0.0), 0)
     factor = tl.load(weight + column, mask=inside, other=0.0) / tl.sqrt(spread / rows + eps)
-    tl.store(scale + k * columns + column, factor, mask=inside)
-    tl.store(shift + k * columns + column, tl.load(bias + column, mask=inside, other=0.0) - mean * factor, mask=inside)
+    tl.store(scale + g * columns + column, factor, mask=inside)
+    tl.store(shift + g * columns + column, tl.load(bias + column, mask=inside, other=0.0) - mean * factor, mask=inside)
 
 
 @triton.jit
 def _apply_kernel(
-    p0, p1, p2, p3, p4, p5, p6, p7, scale, shift, other, out, rows, columns, stride,
-    K: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    p0, p1, p2, p3, p4, p5, p6, p7, scale, shift, other, out, rows, columns, stride, pixels,
+    K: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr, POOL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """out[k] = relu((p0 + ... + pk) * scale[k] + shift[k] + other), (K, rows, columns)."""
-    # Programs side by side share rows, so that whole rows are read and written at a time.
-    blocks = tl.cdiv(columns, BN)
-    row = (tl.program_id(0) // blocks * BM + tl.arange(0, BM)).to(tl.int64)[:, None]
-    column = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
+    """out[k] = relu((p0 + ... + pk) * scale[k] + shift[k] + other), (K, rows, columns); with POOL its mean over the
+    ``pixels`` of each image, (K, images, columns), by a program for each image."""
+    if POOL:
+        image = tl.program_id(0)
+        pixel = tl.arange(0, BM)[:, None]
+        row = image.to(tl.int64) * pixels + pixel
+        column = tl.program_id(1) * BN + tl.arange(0, BN)
+        present = pixel < pixels
+    else:
+        # Programs side by side share rows, so that whole rows are read and written at a time.
+        blocks = tl.cdiv(columns, BN)
+        row = (tl.program_id(0) // blocks * BM + tl.arange(0, BM)).to(tl.int64)[:, None]
+        column = tl.program_id(0) % blocks * BN + tl.arange(0, BN)
+        present = row < rows
     inside = column < columns
-    mask = (row < rows) & inside[None, :]
+    mask = present & inside[None, :]
     place = row * columns + column[None, :]
     target = place
     total = tl.zeros((BM, BN), tl.float32)
@@ -135,36 +153,12 @@ def _apply_kernel(
             y += added
         if RELU:
             y = tl.maximum(y, 0.0)
-        tl.store(out + target, y.to(out.dtype.element_ty), mask=mask)
-        target += rows * columns
-
-
-@triton.jit
-def _apply_pool_kernel(
-    p0, p1, p2, p3, p4, p5, p6, p7, scale, shift, other, out, images, columns, stride, pixels,
-    K: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """As _apply_kernel, then the mean over the ``pixels`` of each image: (K, images, columns)."""
-    image = tl.program_id(0)
-    pixel = tl.arange(0, BM)[:, None]
-    row = image.to(tl.int64) * pixels + pixel
-    column = tl.program_id(1) * BN + tl.arange(0, BN)
-    inside = column < columns
-    mask = (pixel < pixels) & inside[None, :]
-    place = row * columns + column[None, :]
-    total = tl.zeros((BM, BN), tl.float32)
-    if ADD:
-        added = tl.load(other + row * stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    for k in tl.static_range(K):
-        total += tl.load(_part(p0, p1, p2, p3, p4, p5, p6, p7, k) + place, mask=mask, other=0.0).to(tl.float32)
-        factor = tl.load(scale + k * columns + column, mask=inside, other=0.0)
-        y = total * factor[None, :] + tl.load(shift + k * columns + column, mask=inside, other=0.0)[None, :]
-        if ADD:
-            y += added
-        if RELU:
-            y = tl.maximum(y, 0.0)
-        y = tl.where(mask, y, 0.0)
-        tl.store(out + (k * images + image) * columns + column, tl.sum(y, 0) / pixels, mask=inside)
+        if POOL:
+            mean = tl.sum(tl.where(mask, y, 0.0), 0) / pixels
+            tl.store(out + (k * tl.num_programs(0) + image) * columns + column, mean, mask=inside)
+        else:
+            tl.store(out + target, y.to(out.dtype.element_ty), mask=mask)
+            target += rows * columns
 
 
 def matrix(x: Tensor) -> Tensor:
@@ -185,22 +179,31 @@ def block_of(columns: int) -> int:
     return min(64, max(16, triton.next_power_of_2(columns)))
 
 
-class Affine:
-    """Batch norm of running sums as a factor and a summand for each sum and channel, (K, columns) each."""
+class ScaleShift(NamedTuple):
+    """Batch norm of running sums as a factor and a summand for each sum and channel, (G, columns) each."""
 
-    def __init__(self, found: Tensor, rows: int, per: int, weight: Tensor, bias: Tensor, eps: float):
-        chunks, _, count, columns = found.shape
-        self.scale = torch.empty(count, columns, device=found.device)
-        self.shift = torch.empty_like(self.scale)
-        if found.is_meta:
-            return
-        _affine_kernel[(triton.cdiv(columns, 16), count)](
-            found, weight, bias, self.scale, self.shift, rows, columns, per, chunks, eps,
-            K=count, BC=64, BN=16, num_warps=4,
+    scale: Tensor
+    shift: Tensor
+
+
+def affine(
+    found: Tensor, images: int, per: int, norm: BatchNorm, pixels: int = 1, tile: tuple[int, int] = (64, 16)
+) -> ScaleShift:
+    """From the sums and sums of squares of chunks (chunks, 2, G, columns), each of one pixel of ``per`` images (or of
+    ``per`` rows, where these count as images); ``tile`` has the chunks and columns that a program reads at once."""
+    chunks, _, count, columns = found.shape
+    scale = torch.empty(count, columns, device=found.device)
+    made = ScaleShift(scale, torch.empty_like(scale))
+    if not found.is_meta:
+        weight, bias, eps = norm
+        _affine_kernel[(triton.cdiv(columns, tile[1]), count)](
+            found, weight, bias, *made, images, columns, pixels, chunks, count, per, eps,
+            BC=tile[0], BN=tile[1], num_warps=8 if tile[0] > 64 else 4,
         )  # fmt: skip
+    return made
 
 
-def statistics(parts: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float) -> Affine:
+def statistics(parts: Sequence[Tensor], norm: BatchNorm) -> ScaleShift:
     """Batch norm of the sums parts[0], parts[0] + parts[1], ... of matrices (rows, columns), each contiguous."""
     rows, columns = parts[0].shape
     block, width = 16, block_of(columns)
@@ -213,11 +216,11 @@ def statistics(parts: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float
             *_pointers(parts), found, rows, columns, per,
             K=len(parts), BM=block, BN=width, num_warps=4,
         )  # fmt: skip
-    return Affine(found, rows, per, weight, bias, eps)
+    return affine(found, rows, per, norm)
 
 
 def normalise(
-    parts: Sequence[Tensor], affine: Affine, other: Tensor | None, relu: bool, inplace: bool = False
+    parts: Sequence[Tensor], affine: ScaleShift, other: Tensor | None, relu: bool, inplace: bool = False
 ) -> Tensor:
     """relu((parts[0] + ... + parts[k]) * scale[k] + shift[k] + other) for every k: (K, rows, columns)."""
     rows, columns = parts[0].shape
@@ -229,22 +232,25 @@ def normalise(
     if not out.is_meta:
         width = block_of(columns)
         _apply_kernel[(triton.cdiv(rows, 64) * triton.cdiv(columns, width),)](
-            *_pointers(parts), affine.scale, affine.shift, parts[0] if other is None else other, out,
-            rows, columns, 0 if other is None else other.stride(0),
-            K=len(parts), RELU=relu, ADD=other is not None, BM=64, BN=width, num_warps=4,
+            *_pointers(parts), *affine, parts[0] if other is None else other, out,
+            rows, columns, 0 if other is None else other.stride(0), 0,
+            K=len(parts), RELU=relu, ADD=other is not None, POOL=False, BM=64, BN=width, num_warps=4,
         )  # fmt: skip
     return out
 
 
-def normalise_pool(parts: Sequence[Tensor], affine: Affine, other: Tensor | None, relu: bool, images: int) -> Tensor:
+def normalise_pool(
+    parts: Sequence[Tensor], affine: ScaleShift, other: Tensor | None, relu: bool, images: int
+) -> Tensor:
     """As :func:`normalise`, then the mean over the pixels of each image, in float32: (K, images, columns)."""
     rows, columns = parts[0].shape
     out = torch.empty(len(parts), images, columns, device=parts[0].device)
     if not out.is_meta:
         width, pixels = block_of(columns), rows // images
-        _apply_pool_kernel[(images, triton.cdiv(columns, width))](
-            *_pointers(parts), affine.scale, affine.shift, parts[0] if other is None else other, out,
-            images, columns, 0 if other is None else other.stride(0), pixels,
-            K=len(parts), RELU=relu, ADD=other is not None, BM=triton.next_power_of_2(pixels), BN=width, num_warps=4,
+        _apply_kernel[(images, triton.cdiv(columns, width))](
+            *_pointers(parts), *affine, parts[0] if other is None else other, out,
+            rows, columns, 0 if other is None else other.stride(0), pixels,
+            K=len(parts), RELU=relu, ADD=other is not None, POOL=True,
+            BM=triton.next_power_of_2(pixels), BN=width, num_warps=4,
         )  # fmt: skip
     return out

@@ -160,3 +160,12 @@ class Window:
 def distance(tensors: Sequence[Tensor]) -> int:
     """Elements from the first to the last of one or two tensors."""
     return (tensors[-1].data_ptr() - tensors[0].data_ptr()) // tensors[0].element_size()
+
+
+def at_most_two(grads: list[Rows]) -> list[Rows]:
+    """The kernels add two gradients; the one of a pooling comes first."""
+    grads = sorted(grads, key=lambda g: -g.repeat)
+    if len(grads) < 3:
+        return grads
+    rest = torch.stack([g.dense() for g in grads[1:]]).sum(0)
+    return [grads[0], Rows.whole(rest)]

@@ -31,15 +31,15 @@ def build(
     """Train every network of a small space from scratch and write a table of the released schema."""
     from dataclasses import replace
 
-    from bcnet.bench.build import TABLE_RECIPE, BuildConfig, build_sample, build_table
+    from bcnet.bench.build import TABLE_OPTIMISATION, BuildConfig, build_sample, build_table
     from bcnet.run.session import choose_device
     from bcnet.utils.progress import shown
 
     where = str(choose_device(device))
-    recipe = replace(TABLE_RECIPE, epochs=epochs, bf16=where.startswith("cuda"))
+    training = replace(TABLE_OPTIMISATION, epochs=epochs, bf16=where.startswith("cuda"))
     names = tuple(ignore or ())
     config = BuildConfig(
-        model, data, groups, base, names, runs, batch, recipe, workers, cast(Any, executor), where, networks, within
+        model, data, groups, base, names, runs, batch, training, workers, cast(Any, executor), where, networks, within
     )
     with interruptible("run the same command again"), shown() as listener:
         if networks:

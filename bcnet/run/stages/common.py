@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from bcnet.accel import plain_step
 from bcnet.run.session import Run
-from bcnet.training.retraining import evaluate, learnt
+from bcnet.training.retraining import FastStep, Retraining, Step, evaluate, learnt
 
 CHECKPOINTS = "checkpoints"
 
@@ -15,6 +17,34 @@ CHECKPOINTS = "checkpoints"
 def rows_of(history: list[tuple[int, float, float]]) -> list[dict[str, float]]:
     """A history as JSON."""
     return [{"epoch": epoch, "loss": loss, "rate": rate} for epoch, loss, rate in history]
+
+
+def fast_step(run: Run) -> FastStep | None:
+    """How plain networks of a run are trained faster than by autograd; a run on a GPU says how, once."""
+    if run.recipe.engine == "plain" or run.device.type != "cuda":
+        return None
+    told: set[str] = set()
+
+    def make(network: nn.Module, x: Tensor, loss: Callable[[Any, Tensor, Tensor], Tensor]) -> Step | None:
+        step, words = plain_step(network, x, loss)
+        if words not in told:
+            told.add(words)
+            run.listener.note(f"the engine of plain networks is {words}")
+        return step
+
+    return make
+
+
+def plain_training(run: Run) -> Retraining:
+    """How the recipe trains plain networks, without a teacher."""
+    r = run.recipe
+    return Retraining(
+        optimisation=r.retrain,
+        seed=r.seed,
+        checkpoint_minutes=r.checkpoint_minutes,
+        channels_last=r.channels_last,
+        engine="plain" if r.engine == "plain" else "auto",
+    )
 
 
 def keep_network(run: Run, name: str, network: nn.Module, result: dict[str, Any]) -> None:

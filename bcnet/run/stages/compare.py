@@ -87,13 +87,13 @@ def _training_error(ours: list[float], theirs: list[float]) -> float:
     return spread * float(student_t.ppf(0.975, len(ours) + len(theirs) - 2)) / 1.96
 
 
-def export(run: Run) -> None:
+def export_network(run: Run) -> None:
     """Write the slim network in a form to ship."""
     written = export_run(run)
     run.write("export", written, files=[f"export/{file}" for file in written["files"]])
 
 
-def report(run: Run) -> None:
+def report_run(run: Run) -> None:
     """Write the page a person looks at."""
     path = write_tradeoff(run) if run.recipe.targets else write_report(run)
     name = path.relative_to(run.folder).as_posix()

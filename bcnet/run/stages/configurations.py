@@ -7,9 +7,13 @@ import numpy as np
 from bcnet.run.session import Run
 from bcnet.search import LogWidthModel
 from bcnet.search.criteria import allot, find_method
-from bcnet.search.trial import Trial
+from bcnet.search.store import TrialStore
 from bcnet.space.importance import kinds
 from bcnet.space.widths import Widths
+
+NEXT_BEST = 3
+"""Scores that race beside the best one: of the four best of ``neighbours`` the third or the fourth won the race
+(docs/results/rivals.md)."""
 
 
 def named_widths(run: Run) -> dict[str, Widths]:
@@ -45,14 +49,16 @@ def rules_of_thumb(run: Run) -> dict[str, list[int]]:
 
 
 def finalists(run: Run) -> dict[str, list[int]]:
-    """The configurations that race, by name: the search's choice, its best single score, and the rules of thumb."""
-    found = run.read("search")
-    front = [trial for trial in map(Trial.from_dict, found["front"]) if trial.feasible and trial.score is not None]
-    front = [trial for trial in front if bool(run.held.feasible(np.array([trial.widths]))[0])]
-    best = max(front, key=lambda trial: trial.score or 0.0, default=None)
-    proposed = {"search": list(found["best"]["widths"])}
-    proposed |= {} if best is None else {"best-score": list(best.widths)}
-    proposed |= rules_of_thumb(run)
+    """The configurations that race, by name: the search's choice, its best single score, uniform and isomorphic widths,
+    the next best scores, and the other rules of thumb."""
+    with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
+        trials = [trial for trial in store.trials() if trial.feasible and trial.score is not None]
+    trials = [trial for trial in trials if bool(run.held.feasible(np.array([trial.widths]))[0])]
+    scored = [list(trial.widths) for trial in sorted(trials, key=lambda t: -(t.score or 0.0))[: 1 + NEXT_BEST]]
+    rules = rules_of_thumb(run)
+    proposed = {"search": list(run.read("search")["best"]["widths"])}
+    named = {"best-score" if n == 1 else f"score-{n}": widths for n, widths in enumerate(scored, 1)}
+    proposed |= {**dict(list(named.items())[:1]), **dict(list(rules.items())[:2]), **named, **rules}
     different: dict[tuple[int, ...], str] = {}
     for name, widths in proposed.items():
         different.setdefault(tuple(widths), name)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, rows_of
-from bcnet.training.retraining import Retraining, evaluate, learnt, retrain
+from bcnet.run.stages.common import CHECKPOINTS, fast_step, plain_training, rows_of
+from bcnet.training.retraining import evaluate, learnt, retrain
 from bcnet.utils.progress import training_steps
 
 
@@ -49,17 +50,16 @@ def score_given(run: Run) -> None:
 
 def _train(run: Run, network: nn.Module) -> list[dict[str, float]]:
     """Train the given network on the training images; the validation images stay unseen, as they judge later."""
-    r = run.recipe
-    config = Retraining(
-        optimisation=r.given,
-        seed=r.seed,
-        checkpoint_minutes=r.checkpoint_minutes,
-        channels_last=r.channels_last,
-        engine="plain" if r.engine == "plain" else "auto",
-    )
+    config = replace(plain_training(run), optimisation=run.recipe.given)
     folder = run.path(CHECKPOINTS, "given")
     history = retrain(
-        network, run.data.train, config, run.task_given, folder=folder, progress=training_steps(run.listener, "given")
+        network,
+        run.data.train,
+        config,
+        run.task_given,
+        folder=folder,
+        progress=training_steps(run.listener, "given"),
+        fast=fast_step(run),
     )
     return rows_of(history)
 

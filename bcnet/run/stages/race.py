@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, rows_of
+from bcnet.run.stages.common import CHECKPOINTS, fast_step, rows_of
 from bcnet.run.stages.configurations import finalists
 from bcnet.run.stages.retrain import fine_tuning
 from bcnet.training.race import Entry, Racing
@@ -37,7 +37,7 @@ def race(run: Run) -> None:
     if len(widths) == 1:
         run.listener.note("there is one finalist, so there is nothing to race against")
     config, teacher = fine_tuning(run)
-    racing = Racing(r.race, run.data, config, task=run.task_given, teacher=teacher, by=r.rank_by)
+    racing = Racing(r.race, run.data, config, task=run.task_given, teacher=teacher, by=r.rank_by, fast=fast_step(run))
     entries = [Entry(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]
     told = {name: training_steps(run.listener, f"race: {name}") for name in widths}
     winner = racing.run(

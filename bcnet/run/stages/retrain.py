@@ -12,7 +12,7 @@ from torch import nn
 from bcnet.data.source import Later, Source
 from bcnet.run.recipe import Compared
 from bcnet.run.session import Run
-from bcnet.run.stages.common import CHECKPOINTS, keep_network, rows_of
+from bcnet.run.stages.common import CHECKPOINTS, fast_step, keep_network, plain_training, rows_of
 from bcnet.run.stages.configurations import configuration
 from bcnet.run.weights import fill
 from bcnet.training.retraining import Retraining, retrain, train_random
@@ -156,21 +156,14 @@ def _train(
         teacher=teacher,
         folder=run.path(CHECKPOINTS, name),
         progress=training_steps(run.listener, name),
+        fast=fast_step(run),
     )
     result = {"widths": widths, "history": rows_of(history), "seconds": time.monotonic() - start}
     keep_network(run, name, network, result)
 
 
 def _retraining(run: Run) -> Retraining:
-    r = run.recipe
-    return Retraining(
-        optimisation=r.retrain,
-        distillation=r.distillation,
-        seed=r.seed,
-        checkpoint_minutes=r.checkpoint_minutes,
-        channels_last=r.channels_last,
-        engine="plain" if r.engine == "plain" else "auto",
-    )
+    return replace(plain_training(run), distillation=run.recipe.distillation)
 
 
 def _retrain_random(run: Run) -> None:

@@ -18,6 +18,7 @@ from bcnet.run.stages.configurations import configuration, named_widths, rules_o
 from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
 from bcnet.search import PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.noise import tells_apart
+from bcnet.search.strategies.neighbours import near
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
 from bcnet.supernet.loss_log import LossLog
@@ -56,6 +57,7 @@ def find(run: Run) -> None:
             run.costs,
             replace(r.search, seed=r.seed),
             initial=initial,
+            importance=run.channel_scores if r.search.strategy == "legr" else None,
             store=store,
             progress=lambda state: _tell_search(run, state, ranked_by),
         )
@@ -78,9 +80,10 @@ def find(run: Run) -> None:
 
 
 def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, start: float) -> None:
+    nothing: dict[str, Any] = {"evaluations": 0, "hits": 0, "prior": None, "log_width": None, "reference": {}}
     how = {"ranked_by": ranked_by, "scored_by": run.recipe.scorer}
     run.remove(DOUBT)
-    run.write("search", {**found, **how, "notes": notes, "seconds": time.monotonic() - start})
+    run.write("search", {**nothing, **found, **how, "notes": notes, "seconds": time.monotonic() - start})
 
 
 def _trusted_measure(
@@ -118,8 +121,7 @@ def _choose(run: Run, name: str, notes: list[str], start: float) -> None:
     widths = configuration(run, name)
     best = Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
     _store_trials(run, name, [best])
-    found = {"best": best.to_dict(), "front": [], "evaluations": 0, "hits": 0, "prior": None, "log_width": None}
-    _write(run, {**found, "reference": {}}, notes, run.recipe.rank_by, start)
+    _write(run, {"best": best.to_dict(), "front": []}, notes, run.recipe.rank_by, start)
 
 
 def _store_trials(run: Run, how: str, trials: Sequence[Trial]) -> None:
@@ -158,32 +160,27 @@ def choose_known(run: Run, trials: Sequence[Trial]) -> None:
     model, best = best_by_model(run, run.constraints, own)
     name = run.constraints.budgets[0].name
     _store_trials(run, "picked", own)
-    found = {
-        "best": best.to_dict(),
-        "front": [trial.to_dict() for trial in front_of(own, name)],
-        "evaluations": 0,
-        "hits": 0,
-        "prior": None,
-        "log_width": model.to_dict(),
-        "reference": {},
-    }
+    front = [trial.to_dict() for trial in front_of(own, name)]
+    found = {"best": best.to_dict(), "front": front, "log_width": model.to_dict()}
     note = f"chosen from {len(own):,} scores of the run's other searches, by the log-width model over them"
     _write(run, found, [note], run.recipe.rank_by, start)
 
 
 def proposals(run: Run) -> Widths | None:
-    """The first configurations of a search among inherited networks: what would be raced without one, and random
-    ones, of which the cheap score of the bare cut keeps the best."""
+    """The first configurations of a search among inherited networks: what would be raced without one, and others near
+    it, or for evolution random ones, of which the cheap score of the bare cut keeps the best."""
     r = run.recipe
-    if r.search.strategy != "evolution":
+    if r.search.strategy not in ("evolution", "neighbours"):
         return None
     rng = np.random.default_rng([r.seed, 30])
     rules = np.stack([np.asarray(widths) for widths in rules_of_thumb(run).values()])
-    near = run.space.floor(rules)  # candidates; a rule may ask for less than the smallest
-    known = run.constraints.fill(near[run.constraints.feasible(near)], rng)
+    about = run.space.floor(rules)  # candidates; a rule may ask for less than the smallest
+    known = run.constraints.fill(about[run.constraints.feasible(about)], rng)
     wanted = r.search.population - len(known)
     if wanted < 1:
         return known[: r.search.population]
+    if r.search.strategy == "neighbours":
+        return np.unique(np.concatenate([known, near(run.constraints, known, wanted, rng)]), axis=0)
     drawn = run.constraints.fill(run.constraints.sample(rng, SCREENED * wanted)[0], rng)
     scores = cut_scorer(run, "cut").score_many(drawn)
     best = drawn[np.argsort(-scores, kind="stable")[:wanted]]

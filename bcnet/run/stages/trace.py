@@ -50,7 +50,7 @@ def trace_network(run: Run) -> None:
 
 def _measure_layers(run: Run) -> None:
     """Measure the table of latencies once, where a budget needs it, so that a resumed search sees the same costs."""
-    if run.done("latency") or (table := needed_latency(run.space, run.recipe)) is None:
+    if run.done("latency") or (table := needed_latency(run.space, run.recipe, run.listener)) is None:
         return
     run.write("latency", {"table": json.loads(table.to_json())})
     facts = table.facts

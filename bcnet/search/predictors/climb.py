@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bcnet.search.constraints import Constraints
 from bcnet.search.predictors.surrogate import Surrogate
+from bcnet.space.widths import Floats
 
 ROUNDS = 10
 MOVES = 50
@@ -22,7 +23,6 @@ STEPS = 3
 AT_ONCE = 256  # moves whose costs are counted
 MANY = 10_000  # moves to choose from
 
-Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 

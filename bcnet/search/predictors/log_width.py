@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import Constraints
 from bcnet.search.predictors.climb import climb_sum
-from bcnet.space.widths import Widths, WidthSpace
+from bcnet.space.widths import Floats, Widths, WidthSpace
 
 LEAST_SHRINK = 1.0
 """The weakest pull towards equal gains per layer: with widths drawn evenly it takes back half of a difference. More
@@ -30,8 +30,6 @@ scores of one supernet do not average out its errors, so there is a minimum."""
 SHRINKS = LEAST_SHRINK * 2.0 ** np.arange(12)
 STARTS = 8
 ENOUGH = 1e-9  # of all gains; less is rounding
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, solve_triangular
 
+from bcnet.space.widths import Floats
+
 MOST_FEATURES = 400
 DEGREE = 3
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
 
-Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 

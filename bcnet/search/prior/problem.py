@@ -20,9 +20,8 @@ from scipy.sparse import csr_array, vstack
 from bcnet.errors import BcnetError
 from bcnet.search.prior.elimination import Elimination
 from bcnet.space.cost import QuadraticCost
-from bcnet.space.widths import WidthSpace
+from bcnet.space.widths import Floats, WidthSpace
 
-Floats = NDArray[np.float64]
 CUTS = 60
 STEPS = 40
 STARTS = 6

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bcnet.search.prior.problem import PriorProblem, Solution
+from bcnet.space.widths import Floats
 
-Floats = NDArray[np.float64]
 BISECTIONS = 24
 SWEEPS = 30
 

@@ -14,7 +14,8 @@ from bcnet.space.operators.products import drops_whole_groups, group_size
 from bcnet.space.operators.table import Hole, Site, rule
 
 
-@rule("aten::batch_norm", "aten::instance_norm")
+@rule("aten::batch_norm", shares="channels", fuses="norm")
+@rule("aten::instance_norm")
 def batch_norm(call: Call) -> Value:
     x = call.value("input")
     for name in ("weight", "bias", "running_mean", "running_var"):
@@ -52,13 +53,19 @@ def weight_norm(call: Call) -> Value:
     return call.together("v", "g")
 
 
-_POINTWISE = "hardswish hardtanh hardsigmoid relu6 selu celu mish log_sigmoid rrelu softsign tanhshrink hardshrink"
+_POINTWISE = "hardsigmoid selu celu mish log_sigmoid rrelu softsign tanhshrink hardshrink"
 
 
 @rule(*(f"aten::{name}" for name in _POINTWISE.split()))
-def activation(call: Call) -> Value:
-    """Pointwise functions that torch does not tag as such."""
-    return call.together("self")
+@rule("aten::hardswish", fuses="hardswish")
+@rule("aten::hardtanh", fuses="hardtanh")
+@rule("aten::relu6", fuses="relu6")
+@rule("aten::relu", fuses="relu")
+@rule("aten::silu", fuses="silu")
+@rule("aten::add", fuses="add")
+def pointwise(call: Call) -> Value:
+    """Pointwise functions that torch does not tag as such, or of which there is more to say."""
+    return call.together()
 
 
 _LOSSES = "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"
@@ -77,26 +84,26 @@ def copy(call: Call) -> Value:
     return call.together("self", "src")
 
 
-_SAME = """softmax _softmax log_softmax dropout dropout_ feature_dropout alpha_dropout feature_alpha_dropout
-native_dropout type_as cumsum zeros_like ones_like rand_like randn_like empty_like full_like bernoulli bernoulli_
-normalize lp_pool1d lp_pool2d lp_pool3d
-upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d
-_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
-_upsample_nearest_exact3d upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_ fill_ zero_ float
-half bfloat16 double rot90 real imag triu tril"""
+_SAME = """softmax _softmax log_softmax alpha_dropout feature_alpha_dropout native_dropout type_as cumsum zeros_like
+ones_like rand_like randn_like empty_like full_like bernoulli bernoulli_ normalize lp_pool1d lp_pool2d lp_pool3d
+upsample_linear1d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d
+_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_
+fill_ zero_ float half bfloat16 double rot90 real imag triu tril"""
+_SAME_SHARED = """feature_dropout upsample_nearest1d upsample_nearest2d upsample_nearest3d
+upsample_bilinear2d"""
 
 
 @rule(*(f"aten::{name}" for name in _SAME.split()))
+@rule(*(f"aten::{name}" for name in _SAME_SHARED.split()), shares="channels")
+@rule("aten::dropout", shares="channels", fuses="dropout")
 def same(call: Call) -> Value | list[Value]:
     """Channels pass through untouched; extents of other axes may change."""
     x = call.values()[0]
     return [call.carry(x, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(x)
 
 
-_COPIES = "contiguous clone detach detach_ alias lift_fresh_copy lift_fresh to _to_copy"
-
-
-@rule(*(f"aten::{name}" for name in _COPIES.split()))
+@rule("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::to", "aten::_to_copy")
+@rule("aten::contiguous", "aten::clone", "aten::detach", shares="channels")
 def copied(call: Call) -> Value:
     """The tensor itself, numbers of channels included."""
     x = call.values()[0]
@@ -109,12 +116,13 @@ def unpool(call: Call) -> Value:
     return call.carry(together(call.links, [x, indices], x.shape, call.where))
 
 
-_POOLS = """avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
-max_pool3d_with_indices max_pool1d_with_indices adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"""
+_POOLS = [f"aten::{kind}{d}d" for d in (1, 2, 3) for kind in ("avg_pool", "max_pool", "adaptive_avg_pool")]
+_MAX_POOLS = [name for d in (1, 2, 3) for name in (f"aten::max_pool{d}d_with_indices", f"aten::adaptive_max_pool{d}d")]
 
 
-@rule(*(f"aten::{name}" for name in _POOLS.split()))
+@rule("aten::adaptive_avg_pool2d", shares="channels", fuses="pool")  # the last word, as decorators go upwards
+@rule(*_POOLS, shares="channels")
+@rule(*_MAX_POOLS)
 def pool(call: Call) -> Value | list[Value]:
     """As :func:`same`; a window that slides over the channels themselves (local response norm) belongs to its middle
     one."""

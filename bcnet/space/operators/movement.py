@@ -13,7 +13,7 @@ from bcnet.space.operators.base import Call, labels_along, together
 from bcnet.space.operators.table import Hole, Site, name_of, rule
 
 
-@rule("aten::cat", "aten::concat", "aten::concatenate")
+@rule("aten::cat", "aten::concat", "aten::concatenate", shares="joins")
 def cat(call: Call) -> Value:
     dim = int(call.args["dim"]) % len(call.shape)
     tensors: list[Value] = [t for t in call.args["tensors"] if t.shape != (0,) and t.shape[dim]]
@@ -196,7 +196,9 @@ def pad(call: Call) -> Value:
     return Value(call.shape, tuple(layers))
 
 
-@rule("aten::mean", "aten::sum", "aten::amax", "aten::amin", "aten::max", "aten::min", "aten::var", "aten::std")
+@rule("aten::mean", shares="elements", fuses="pool")
+@rule("aten::sum", "aten::amax", "aten::amin", shares="elements")
+@rule("aten::max", "aten::min", "aten::var", "aten::std")
 @rule("aten::norm", "aten::linalg_vector_norm", "aten::logsumexp", "aten::prod", "aten::var_mean", "aten::std_mean")
 @rule("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::median", "aten::count_nonzero", "aten::aminmax")
 @rule("aten::linalg_norm", "aten::frobenius_norm", "aten::nansum", "aten::nanmean", "aten::nuclear_norm")

@@ -40,11 +40,12 @@ def _conv_sizes(site: Site) -> Iterator[Hole]:
     yield from group_size(site, "groups", inputs[len(inputs) - len(site.of("weight")) + 1])
 
 
-@rule(
-    *(f"aten::conv{d}d" for d in (1, 2, 3)),
-    sizes=_conv_sizes,
-    macs=lambda site: [[*site.out, *site.of("weight")[1:]]],
-)
+def _conv_macs(site: Site) -> list[list[Size]]:
+    return [[*site.out, *site.of("weight")[1:]]]
+
+
+@rule("aten::conv1d", "aten::conv3d", sizes=_conv_sizes, macs=_conv_macs, shares="sums")
+@rule("aten::conv2d", sizes=_conv_sizes, macs=_conv_macs, shares="sums", fuses="conv")
 def convolution(call: Call) -> Value:
     return _convolution(call, out_axis=0, in_axis=1)
 
@@ -115,7 +116,7 @@ def _grouped(call: Call, given: Tensor | None, weight: Value, out_axis: int) -> 
     return inner.repeat(groups)
 
 
-@rule("aten::linear", macs=lambda site: [[*site.out, site.of("weight")[-1]]])
+@rule("aten::linear", macs=lambda site: [[*site.out, site.of("weight")[-1]]], shares="sums", fuses="linear")
 def linear(call: Call) -> Value:
     x, weight = call.value("input"), call.value("weight")
     last = len(x.shape) - 1

@@ -38,9 +38,12 @@ def _unflatten_sizes(site: Site) -> Iterator[Hole]:
             yield "sizes", i, n, site.out[dim + i]
 
 
-@rule("aten::flatten", "aten::view_as", "aten::reshape_as", "aten::squeeze", "aten::unsqueeze", "aten::movedim")
+@rule("aten::view_as", "aten::reshape_as", "aten::movedim")
+@rule("aten::flatten", "aten::squeeze", shares="elements", fuses="flat")
+@rule("aten::unsqueeze", shares="elements")
 @rule("aten::unflatten", sizes=_unflatten_sizes)
-@rule("aten::view", "aten::reshape", "aten::_unsafe_view", sizes=_shape_sizes)
+@rule("aten::view", "aten::reshape", sizes=_shape_sizes, shares="elements", fuses="flat")
+@rule("aten::_unsafe_view", sizes=_shape_sizes, shares="elements")
 def reshape(call: Call) -> Value:
     """Labels move with their elements; an axis that is factored must keep equal counts per row.
 

@@ -1,14 +1,16 @@
 """The table of operators: what bcnet knows of each, one column for each question it asks.
 
 ``couple`` says how channels pass through an operator, ``sizes`` which of its constants are sizes that change
-with the widths, ``macs`` what it multiplies and accumulates. A new operator is one entry.
+with the widths, ``macs`` what it multiplies and accumulates, ``shares`` how configurations share its work
+(:mod:`bcnet.accel.enumeration.prefix_tree`), ``fuses`` which layer of the fused training step it is
+(:mod:`bcnet.accel.fused_step.program`). A new operator is one entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
@@ -63,6 +65,10 @@ class Site:
 
 Sizes = Callable[[Site], Iterable[Hole]]
 Macs = Callable[[Site], Iterable[Iterable[Size]]]
+Shares = Literal["sums", "channels", "elements", "joins"]
+Fuses = Literal[
+    "conv", "linear", "norm", "pool", "flat", "add", "dropout", "relu", "relu6", "hardtanh", "hardswish", "silu"
+]
 
 
 @dataclass(frozen=True)
@@ -72,27 +78,39 @@ class Operator:
     couple: Couple
     sizes: Sizes | None = None
     macs: Macs | None = None
+    shares: Shares | None = None
+    fuses: Fuses | None = None
 
 
 OPERATORS: dict[str, Operator] = {}
 
 
-def register(*names: str, couple: Couple, sizes: Sizes | None = None, macs: Macs | None = None) -> None:
+def register(
+    *names: str,
+    couple: Couple,
+    sizes: Sizes | None = None,
+    macs: Macs | None = None,
+    shares: Shares | None = None,
+    fuses: Fuses | None = None,
+) -> None:
     """Teach bcnet the operators called ``names``, as torch names them (``aten::conv2d``).
 
     ``couple(call)`` returns the output's :class:`Value` and links the channels that must agree. ``sizes(site)``
     yields ``(argument, item, constant, size)`` for every constant that changes with the widths. ``macs(site)``
     yields, for each product the operator accumulates, the sizes whose product is the number of multiplications.
+    ``shares`` is ``sums`` where channels are summed over, ``channels`` where each channel (of dimension 1) is treated
+    apart, ``elements`` where elements move or are reduced but stay in their channel, ``joins`` where tensors follow one
+    another; None where configurations cannot share its work, unless torch tags it as pointwise.
     """
     for name in names:
-        OPERATORS[name] = Operator(couple, sizes, macs)
+        OPERATORS[name] = Operator(couple, sizes, macs, shares, fuses)
 
 
-def rule(*names: str, sizes: Sizes | None = None, macs: Macs | None = None) -> Callable[[Couple], Couple]:
+def rule(*names: str, **columns: Any) -> Callable[[Couple], Couple]:
     """:func:`register` as a decorator of the function that couples."""
 
     def decorate(couple: Couple) -> Couple:
-        register(*names, couple=couple, sizes=sizes, macs=macs)
+        register(*names, couple=couple, **columns)
         return couple
 
     return decorate

@@ -1,0 +1,138 @@
+"""The fused step for plain networks: a network is the widest path of its own supernet.
+
+The engine works on the network's own parameters and gradients, and its running statistics follow the batches, so a
+training loop sees nothing of it but its speed. On a GPU the step is recorded as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from bcnet.accel.fused_step.engine import FusedEngine
+from bcnet.accel.fused_step.program import Norm, Unsupported
+from bcnet.errors import BcnetError
+from bcnet.space.network import trace
+from bcnet.space.rewrite import put
+from bcnet.supernet.supernet import Supernet
+from bcnet.training import distributed
+from bcnet.training.cuda_graph import CudaGraphStep
+
+Loss = Callable[[Any, Tensor, Tensor], Tensor]
+CHECKED = 32
+"""Images of the first batch whose answers are compared."""
+SLACK = 3.0, 0.02
+"""How far they may be from float32: so many times as far as autocast, and a little more."""
+
+
+class PlainStep:
+    """``step(x, y)`` sets the gradients of ``network`` to those of ``loss(output, x, y)`` and gives the loss, (1,).
+
+    ``kernels`` and ``dtype`` are those of :class:`FusedEngine`. :class:`Unsupported` says why a network cannot run.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        example: Tensor,
+        loss: Loss,
+        kernels: ModuleType | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ):
+        self._loss = loss
+        net = _as_supernet(network, example)
+        self._widths = net.space.max
+        self._counters = [b for name, b in network.named_buffers() if name.endswith("num_batches_tracked")]
+        self.engine = FusedEngine(net, kernels, dtype, track=True)
+        if not any(isinstance(layer, Norm) for layer in self.engine.program.layers):
+            raise Unsupported("no batch norm of it has a fused kernel")
+        self._check(network, example[:CHECKED])
+        self._recorded = CudaGraphStep(self._learn) if example.is_cuda else self._learn
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        self.engine.refresh()  # a replayed step writes into the buffer that gradients must be views of
+        return self._recorded(x, y)
+
+    def _learn(self, x: Tensor, y: Tensor) -> Tensor:
+        self.engine.zero()
+        if self._counters:
+            torch._foreach_add_(self._counters, 1)
+        return self.engine.step(x, y, [(self._widths, "left")], loss=partial(_given, self._loss, x))
+
+    @torch.no_grad()
+    def _check(self, network: nn.Module, x: Tensor) -> None:
+        """The network in training may be another than the traced one: its answers are compared, dropout left out."""
+        twin = copy.deepcopy(network).train()
+        for module in twin.modules():
+            if isinstance(module, _DropoutNd):
+                module.eval()
+        exact = twin(x.float())
+        if not isinstance(exact, Tensor) or exact.dim() != 2:
+            raise Unsupported("its output in training is not logits")
+        with torch.autocast(x.device.type, torch.bfloat16):
+            half = twin(x).float()
+        self.engine.net.eval()  # no dropout
+        fused = self.engine.logits(x, self._widths, statistics="batch")
+        self.engine.net.train()
+        size = exact.norm().clamp_min(1e-6)
+        times, more = SLACK
+        if not bool((fused - exact).norm() / size <= times * (half - exact).norm() / size + more):
+            raise Unsupported("its answers in training are not those of its traced graph")
+
+
+def plain_step(network: nn.Module, x: Tensor, loss: Loss) -> tuple[PlainStep | None, str]:
+    """The fused step of ``network`` on batches like ``x``, and the choice in words; None where it cannot run."""
+    reason = _why_not(network, x)
+    if not reason:
+        try:
+            return PlainStep(network, x, loss), "fused"
+        except (Unsupported, BcnetError, RuntimeError) as error:  # a kernel that does not compile here, too
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return None, f"plain, not fused: {reason}"
+
+
+def _why_not(network: nn.Module, x: Tensor) -> str:
+    """Half a sentence, or nothing."""
+    if not isinstance(x, Tensor) or x.device.type != "cuda":
+        return "it is not on cuda"
+    if distributed.world()[1] > 1:
+        return "there are several processes, whose batch norms share their statistics"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if any(p.dtype != torch.float32 for p in network.parameters()):
+        return "its parameters are not float32"
+    if frozen := [name for name, p in network.named_parameters() if not p.requires_grad]:
+        return f"{frozen[0]} is frozen"
+    if any(isinstance(m, _NormBase) and m.momentum is None for m in network.modules()):
+        return "a batch norm averages its statistics over all batches"
+    return ""
+
+
+def _as_supernet(network: nn.Module, example: Tensor) -> Supernet:
+    """The network's own parameters and buffers as a supernet that has no other widths."""
+    twin = copy.deepcopy(network).cpu()
+    space = trace(twin, example[:2].detach().float().cpu(), check=False)
+    net = Supernet(space, "ua").to(example.device).train()
+    own, held = (
+        {**dict(n.named_parameters(remove_duplicate=False)), **dict(n.named_buffers(remove_duplicate=False))}
+        for n in (network, net)
+    )
+    if any(name not in own or own[name].shape != tensor.shape for name, tensor in held.items()):
+        raise Unsupported("its parameters are not those of its traced graph")
+    for name in held:
+        put(net, name, own[name])
+    return net
+
+
+def _given(loss: Loss, x: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+        return loss(logits, x, y)

@@ -1,0 +1,159 @@
+"""The fused step on plain networks, on a CPU with the reference kernels: it is what autograd computes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bcnet.accel.fused_step import PlainStep, plain, plain_step
+from bcnet.accel.fused_step.program import Unsupported
+from bcnet.accel.kernels import reference
+from bcnet.data.source import LoaderSource
+from bcnet.models.channel_bench import channel_bench_mobilenet
+from bcnet.training.optim import Optimisation
+from bcnet.training.retraining import Distillation, Retraining, retrain
+
+
+class Mixed(nn.Module):
+    """Operators with kernels and without: bias, max-pooling, a norm after pooling, a gate, dropout, a shared input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 1, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+        self.norm = nn.BatchNorm2d(8, momentum=0.3)
+        self.depthwise = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6())
+        self.gate = nn.Conv2d(8, 8, 1)
+        self.drop = nn.Dropout(0.0)
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x))
+        y = self.depthwise(x)
+        y = y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True))) + x
+        return self.last(self.drop(y.mean((2, 3))))
+
+
+NETWORKS = {"mixed": Mixed, "mobilenet": lambda: channel_bench_mobilenet((8, 23, 16, 24, 12, 20, 15))}
+
+
+def batches(count: int, size: int = 16) -> list[tuple[Tensor, Tensor]]:
+    rng = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(size, 3, 16, 16, generator=rng), torch.randint(0, 10, (size,), generator=rng))
+        for _ in range(count)
+    ]
+
+
+def loss(output: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(output, y) + 0.1 * x.mean() * output.square().mean()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_steps_are_those_of_autograd(network: str) -> None:
+    """Losses, weights, running statistics and counters after some steps, on batches of two sizes."""
+    torch.manual_seed(0)
+    plain_network = NETWORKS[network]().train()
+    fused_network = copy.deepcopy(plain_network)
+    given = batches(2) + batches(1, 12)
+    step = PlainStep(fused_network, given[0][0], loss, reference, torch.float32)
+    optimizers = [torch.optim.SGD(n.parameters(), 0.01, 0.9) for n in (plain_network, fused_network)]
+    for x, y in given:
+        optimizers[0].zero_grad()
+        expected = loss(plain_network(x), x, y)
+        expected.backward()
+        found = step(x, y)
+        torch.testing.assert_close(found, expected.detach()[None], rtol=1e-4, atol=1e-5)
+        for optimizer in optimizers:
+            optimizer.step()
+    wanted = plain_network.state_dict()
+    for name, tensor in fused_network.state_dict().items():
+        torch.testing.assert_close(tensor, wanted[name], rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    x = given[0][0]
+    answers = step.engine.logits(x, step.engine.net.space.max)
+    torch.testing.assert_close(answers, plain_network.eval()(x), rtol=1e-3, atol=1e-4)
+
+
+def test_a_network_that_is_another_in_training_is_left_to_autograd() -> None:
+    class Other(Mixed):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2 if self.training else 1)
+
+    with pytest.raises(Unsupported, match="its answers in training are not those of its traced graph"):
+        PlainStep(Other(), batches(1)[0][0], loss, reference, torch.float32)
+
+
+def test_networks_without_fused_kernels_are_left_to_autograd() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    with pytest.raises(Unsupported, match="no batch norm of it has a fused kernel"):
+        PlainStep(network, batches(1)[0][0], loss, reference, torch.float32)
+
+
+def test_the_choice_says_why_it_is_plain() -> None:
+    x = batches(1)[0][0]
+    assert plain_step(Mixed(), x, loss) == (None, "plain, not fused: it is not on cuda")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda n: n.last.bias.requires_grad_(False), "last.bias is frozen"),
+        (lambda n: n.double(), "its parameters are not float32"),
+        (lambda n: setattr(n.norm, "momentum", None), "a batch norm averages its statistics over all batches"),
+    ],
+)
+def test_what_cannot_be_fused_is_named(spoil: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
+    network = Mixed()
+    spoil(network)
+    x = batches(1)[0][0]
+    on_gpu = type("OnGpu", (Tensor,), {"device": torch.device("cuda")})
+    assert plain._why_not(network, x.as_subclass(on_gpu)) == reason
+
+
+def test_retraining_with_it_is_retraining_without() -> None:
+    """With a teacher; and it is asked for once, for networks in bf16 alone."""
+    torch.manual_seed(1)
+    start, teacher = Mixed(), Mixed().eval()
+    source, asked = LoaderSource(batches(3)), []
+
+    def fast(network: nn.Module, x: Tensor, own: Any) -> PlainStep:
+        asked.append(network)
+        return PlainStep(network, x, own, reference, torch.float32)
+
+    found = {}
+    for name, maker, bf16 in (("autograd", None, False), ("unasked", fast, False), ("fused", fast, True)):
+        network = copy.deepcopy(start)
+        config = Retraining(Optimisation(epochs=2, lr=0.01, bf16=bf16), Distillation(alpha=0.5, temperature=2.0))
+        retrain(network, source, config, teacher=teacher, fast=maker)
+        found[name] = network.state_dict()
+    assert len(asked) == 1
+    for name, tensor in found["autograd"].items():
+        assert torch.equal(found["unasked"][name], tensor)
+        torch.testing.assert_close(found["fused"][name], tensor, rtol=1e-2, atol=1e-3)
+
+
+def test_a_run_says_once_how_plain_networks_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bcnet.run.stages import common
+
+    notes: list[str] = []
+
+    class Pretended:
+        """A run on a GPU, as far as the choice is concerned."""
+
+        recipe = type("Recipe", (), {"engine": "auto"})
+        device = torch.device("cuda")
+        listener = type("Listener", (), {"note": staticmethod(notes.append)})
+
+    make = common.fast_step(Pretended())  # type: ignore[arg-type]
+    assert make is not None
+    x = batches(1)[0][0]
+    assert make(Mixed(), x, loss) is None
+    assert make(Mixed(), x, loss) is None
+    assert notes == ["the engine of plain networks is plain, not fused: it is not on cuda"]
+    Pretended.recipe.engine = "plain"
+    assert common.fast_step(Pretended()) is None  # type: ignore[arg-type]
