@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch_pruning as tp
-from parts import Batch, BcnetError, NetworkSpace, Widths
-from side_by_side import autocast
+from parts import BcnetError, NetworkSpace, Widths
 from torch import Tensor, nn
 
 Kept = list[list[int]]
@@ -92,21 +91,3 @@ def fitted(logs: Any, cutter: Cutter, flops: float, rng: np.random.Generator) ->
         wider[number] = min(wider[number] + 1, most[number])
         widths = wider if cutter.flops(wider) <= flops else widths
     return widths if cutter.flops(widths) >= (1 - SLACK) * flops else None
-
-
-@torch.no_grad()
-def recalibrate(model: nn.Module, batches: Sequence[Batch], dtype: str = "bf16") -> None:
-    """Set the running statistics of batch norm to the means over ``batches``."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    old = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the plain mean over batches
-    was = model.training
-    model.train()
-    for x, _ in batches:
-        with autocast(x.device, dtype):
-            model(x)
-    model.train(was)
-    for norm, momentum in zip(norms, old, strict=True):
-        norm.momentum = momentum

@@ -6,7 +6,7 @@ The lists: coverage_unseen.txt, networks that had no part in the making of bcnet
 had, every 14th of them (coverage_list.py says how they were chosen). Zoos whose package is not installed are left
 out, with a notice. Every network is measured in a child process of its own under limits of time and memory, and each
 result is appended to a cache, so that an interrupted run goes on with ``--resume`` (``--retry``: and measures again
-what failed).
+what failed; ``--again``: all that is asked for).
 
 Writes docs/results/coverage.json and, from it, docs/results/coverage.md.
 """
@@ -56,6 +56,7 @@ UNSEEN, SEEN = HERE / "coverage_unseen.txt", HERE / "coverage_models.txt"
 EVERY = 14
 CACHE = Path(os.environ.get("COVERAGE_CACHE", HERE.parent / ".cache" / "coverage.jsonl"))
 TOOLS = {"bcnet": "bcnet", "torch-pruning": "torch-pruning", "fastnas": "nvidia-modelopt"}
+MODULES = {"torch-pruning": "torch_pruning", "fastnas": "modelopt.torch.nas"}
 MEASURES = {"bcnet": measure_bcnet, "torch-pruning": measure_torch_pruning, "fastnas": measure_fastnas}
 LIMITS = {"bcnet": 120, "torch-pruning": 30, "fastnas": 30}  # seconds of processor time, checks and all, for a network
 PATIENCE = 1200  # seconds on the clock after which a child process is ended whatever it does
@@ -149,18 +150,18 @@ def cached() -> dict[tuple[str, str], Row]:
 def run(options: argparse.Namespace) -> None:
     """Measure what is asked for and not cached yet."""
     CACHE.parent.mkdir(exist_ok=True)
-    if not (options.resume or options.retry):
+    if not (options.resume or options.retry or options.again):
         CACHE.unlink(missing_ok=True)
     for package in sorted(set(PACKAGES.values()) - {PACKAGES[n.partition(":")[0]] for n in names()}):
         print(f"{package} is not installed, so its networks are left out")
-    load()
+    load(options.tool)
     done = cached()
     commit = head()
     mixed = names()
     random.Random(0).shuffle(mixed)  # a part of the run tells of all zoos
     wanted = dict.fromkeys(n for pattern in options.only or ["*"] for n in mixed if fnmatch.fnmatch(n, pattern))
-    todo = [(tool, name) for tool in options.tool for name in wanted]
-    todo = [key for key in todo if key not in done or (options.retry and done[key]["failures"])]
+    todo = [(tool, name) for name in wanted for tool in options.tool]
+    todo = [key for key in todo if options.again or key not in done or (options.retry and done[key]["failures"])]
     for i, (tool, name) in enumerate(todo):
         row = measure(tool, name) | {"commit": commit}
         with CACHE.open("a") as file:
@@ -169,8 +170,10 @@ def run(options: argparse.Namespace) -> None:
         print(f"[{i + 1}/{len(todo)}] {tool:13} {name:45} {row['total_seconds']:6.1f} s  {outcome}", flush=True)
 
 
-def load() -> None:
-    """Import what every child needs once, before they fork: zoos, and what torch imports when it first exports."""
+def load(tools: list[str]) -> None:
+    """Import what every child needs once, before they fork: tools, zoos, and what torch imports at its first export."""
+    for tool in set(tools) & set(MODULES):
+        importlib.import_module(MODULES[tool])
     for package in {PACKAGES[n.partition(":")[0]] for n in names()}:
         importlib.import_module("monai.networks.nets" if package == "monai" else package)
     tiny = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1))
@@ -213,6 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how many CNNs bcnet and other tools can resize.")
     parser.add_argument("--resume", action="store_true", help="go on where the last run ended")
     parser.add_argument("--retry", action="store_true", help="as --resume, and measure again what failed")
+    parser.add_argument("--again", action="store_true", help="as --resume, and measure again whatever is asked for")
     parser.add_argument("--only", action="append", metavar="PATTERN", help="networks to measure, e.g. 'timm:resnet*'")
     parser.add_argument("--tool", choices=list(MEASURES), action="append", help="measure with this tool only")
     parser.add_argument("--report", action="store_true", help="only write the results from the cache")

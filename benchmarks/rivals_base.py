@@ -154,7 +154,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--cutout", type=int, default=8)
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
-    parser.add_argument("--fast-norm", action="store_true", help="batch norm and activation as one kernel")
     parser.add_argument("--fused", action="store_true", help="by bcnet's fused step, one network after the other")
     parser.add_argument("--again", type=Path, help="folder of trained networks to go on from, taught by themselves")
     parser.add_argument("--taught", type=float, default=0.0, help="their share of the loss")
@@ -169,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     images = Images.synthetic(device) if args.quick else Images.cifar10(args.data, device)
     training = Training(
         args.most_epochs, args.lr, args.batch, args.warmup, weight_decay=args.weight_decay, taught=args.taught,
-        cutout=args.cutout, seed=args.seed, dtype=args.dtype, fast_norm=args.fast_norm, decay_all=True,
+        cutout=args.cutout, seed=args.seed, dtype=args.dtype, decay_all=True,
     )  # fmt: skip
     if args.fused:
         fused(args, images, training, start)

@@ -90,8 +90,8 @@ def soak_search(data: dict[str, Any]) -> list[str]:
         "the end.",
         *_from(data),
         "",
-        "What this does not show: a search is one process that asks and writes; of four searches of their own on one "
-        "store three are refused with a sentence.",
+        "What this does not show: a search is one process that asks and writes; a second search on the same store is "
+        "refused with a sentence.",
         "",
     ]
 

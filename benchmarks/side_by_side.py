@@ -3,34 +3,25 @@
 The batches and the teacher's logits are made once for all students. On a GPU each student's step (forward, backward
 and update) is one CUDA graph on a stream of its own, so that the small kernels of several networks overlap; the teacher
 works on the next batch meanwhile. Elsewhere, and after a notice where recording fails, steps run one after the other.
-
-    python benchmarks/side_by_side.py --probe --data DIR     what a step costs: by dtype, batch and number of students
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import math
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from parts import Batch, BcnetError, Images, network
+from parts import Batch, Images
 from torch import Tensor, nn
 from torch.nn import functional
 
 WARM_UP = 3
-TOLERANCE = 0.01
-"""How far kernels in half precision may be off: twice what rounding alone gives."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SCALE = {"bf16": 1.0, "fp16": 1024.0, "fp32": 1.0}
 """What losses are multiplied by on the way back, lest small gradients vanish."""
@@ -52,7 +43,6 @@ class Training:
     cutout: int = 0
     seed: int = 0
     dtype: str = "bf16"
-    fast_norm: bool = False
 
     def rate(self, done: float) -> float:
         """The learning rate after ``done`` epochs: a linear warm-up, then half a cosine down to zero."""
@@ -123,30 +113,12 @@ def loss_of(student: Tensor, labels: Tensor, teacher: Tensor | None, training: T
     return (1 - training.taught) * labelled + training.taught * t * t * taught
 
 
-def fasten(model: nn.Module) -> None:
-    """Let batch norm and activations run as one on a GPU, after a check of the kernels there."""
-    import fast_norm  # which needs Triton
-
-    if next(model.parameters()).is_cuda and (error := _error_of_kernels()) > TOLERANCE:
-        raise BcnetError(f"the kernels of fast_norm are off by {error:.3g}: leave --fast-norm away")
-    fast_norm.fasten(model)
-
-
-@cache
-def _error_of_kernels() -> float:
-    import fast_norm
-
-    return fast_norm.worst_error()
-
-
 class Student:
     """A network in training. ``total`` adds up the losses of its steps."""
 
     def __init__(self, model: nn.Module, training: Training, shared: Shared):
         self.device = shared.x.device
         self.model = model.to(self.device, memory_format=torch.channels_last).train()
-        if training.fast_norm:
-            fasten(self.model)
         self.training, self.shared = training, shared
         self.sgd = Sgd(self.model, training, shared.lr)
         self.total = torch.zeros((), device=self.device)
@@ -339,100 +311,3 @@ def evaluate(model: nn.Module, batches: Sequence[Batch], dtype: str = "bf16") ->
         count += len(y)
     model.train(was)
     return {"accuracy": 100 * float(right) / count, "loss": float(lost) / count}
-
-
-def train(
-    models: Sequence[nn.Module],
-    images: Images,
-    training: Training,
-    teacher: nn.Module | None = None,
-    at_once: int = 4,
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Train ``models`` ``at_once`` at a time; gives number and result of each as its group ends.
-
-    A network's ``seconds`` are its share of its group's.
-    """
-    for first in range(0, len(models), at_once):
-        group = list(models[first : first + at_once])
-        start = time.perf_counter()
-        together = SideBySide(group, images, training, teacher)
-        prepared = time.perf_counter()
-        together.run()
-        together.wait()
-        end = time.perf_counter()
-        for number, student in enumerate(together.students):
-            yield (
-                first + number,
-                {
-                    "val": evaluate(student.model, images.val, training.dtype),
-                    "test": evaluate(student.model, images.test, training.dtype),
-                    "train_loss": float(student.total) / (training.epochs * together.steps),
-                    "seconds": (end - start) / len(group),
-                    "recording": (prepared - start) / len(group),
-                },
-            )
-        together.close()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-PROBES = (
-    {},
-    {"cudnn_benchmark": True},
-    {"dtype": "fp16"},
-    {"scale": 0.375},
-    {"scale": 0.375, "students": 4},
-    {"scale": 0.375, "students": 8},
-    {"scale": 0.375, "students": 4, "batch": 512},
-    {"fast_norm": True},
-    {"scale": 0.375, "students": 4, "fast_norm": True},
-    {"scale": 0.375, "students": 8, "fast_norm": True},
-)
-PLAIN, FAST = 5, 9
-"""Rows of eight students without and with the fast batch norm."""
-
-
-def probe(
-    images: Images, name: str, tiny: bool = False, steps: int = 20, rows: Sequence[int] = ()
-) -> Iterator[dict[str, Any]]:
-    """What a step costs, in milliseconds, with a teacher of full widths; ``rows`` are numbers of ``PROBES``."""
-    default = {"dtype": "bf16", "batch": 256, "students": 1, "scale": 1.0, "cudnn_benchmark": False, "fast_norm": False}
-    for row in ({**default, **PROBES[number]} for number in rows or range(len(PROBES))):
-        torch.backends.cudnn.benchmark = row["cudnn_benchmark"]
-        start = time.perf_counter()
-        training = replace(Training(), dtype=row["dtype"], batch=row["batch"], fast_norm=row["fast_norm"])
-        models = [network(name, tiny, row["scale"]) for _ in range(row["students"])]
-        together = SideBySide(models, images, training, network(name, tiny))
-        made = time.perf_counter() - start
-        ms = 1e3 * together.seconds_a_step(steps)
-        together.close()
-        yield {"network": name, **row, "ms": ms, "ms_a_student": ms / row["students"], "recording_s": made}
-    torch.backends.cudnn.benchmark = False
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--probe", action="store_true", required=True)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
-    parser.add_argument("--network", default="mobilenetv2_cifar")
-    parser.add_argument("--choose", action="store_true", help="print --fast-norm where it pays")
-    parser.add_argument("--rows", type=int, nargs="+", default=[])
-    args = parser.parse_args(arguments)
-    images = Images.synthetic("cpu") if args.quick else Images.cifar10(args.data, "cuda")
-    numbers = [PLAIN, FAST] if args.choose else args.rows
-    costs = []
-    try:
-        for row in probe(images, args.network, args.quick, 2 if args.quick else 20, numbers):
-            costs.append(row["ms"])
-            print(json.dumps(row), flush=True, file=sys.stderr if args.choose else sys.stdout)
-    except Exception as error:  # a kernel that does not compile here is no reason to stop
-        if not args.choose:
-            raise
-        print(f"the fast batch norm does not run here: {error}", file=sys.stderr)
-    if args.choose and len(costs) == 2 and costs[1] < 0.97 * costs[0]:
-        print("--fast-norm")
-
-
-if __name__ == "__main__":
-    main()

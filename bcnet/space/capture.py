@@ -347,7 +347,7 @@ def _cause(error: BaseException) -> str:
         return f"its forward leaves torch for numpy{where}; use torch's own functions there, or {_WRAPPER}"
     if "fake tensor in the exported program" in text:
         return (
-            "its forward reads or writes weights through .data, which has no graph; compute with the weights "
+            "its forward reads or writes tensors through .data, which has no graph; compute with the tensors "
             f"themselves and keep the result in a local variable, or {_WRAPPER}"
         )
     return f"{_first_line(error)}{where}; {_WRAPPER}"

@@ -201,3 +201,58 @@ def test_rivals_are_planned_and_tuned(benchmark: Any, base: Path, tmp_path: Path
     assert first["ours"]["same_as"] == first["tp-local-l2"]["same_as"] == "uniform"
     assert len(rows) == 14
     assert {row["method"] for row in rows if row["seed"] == 1} == set(first) - {"random-0"} | {"random-1"}
+
+
+def test_a_path_trains_as_the_network_alone(benchmark: Any, base: Path) -> None:
+    """Widths that are no multiples of eight: the channels beyond them stay zero, the others learn as in the network."""
+    paths, side, parts = benchmark("paths"), benchmark("side_by_side"), benchmark("parts")
+    images = parts.Images.synthetic("cpu")
+    model = benchmark("rivals_base").load_base(base, "vgg19_cifar", True)
+    space = parts.space_of(model, images)
+    widths = np.minimum(space.max, np.maximum(3, space.max * 2 // 3))
+    network = space.build(widths, weights_of=model, keep="l2").train()
+    training = side.Training(epochs=1, batch=60, lr=0.02, taught=0.7, decay_all=True)
+    together = paths.Class(space, training, paths.Lessons(images, training, model), 1)
+    (path,) = together.load([(widths, network.state_dict())])
+    optimizer = side.Sgd(network, training, torch.tensor(0.0))
+    for number, lesson in enumerate(together.lessons.first(3)):
+        x, y, answers = lesson
+        together.teach([path], lesson, 0.01 * number)
+        optimizer.lr.fill_(0.01 * number)
+        optimizer.forget()
+        side.loss_of(network(x), y, answers, training).backward()
+        optimizer.step()
+    for name, tensor in path.state().items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(tensor, network.state_dict()[name], rtol=1e-3, atol=1e-4)
+    assert (path.widths >= widths).all()
+    assert (path.widths > widths).any()
+    held = sum(float(t.detach().abs().sum()) for name, t in path.whole.items() if "num_batches" not in name)
+    own = sum(float(t.abs().sum()) for name, t in path.state().items() if "num_batches" not in name)
+    assert held == pytest.approx(own)
+
+
+def test_the_search_near_rules_gives_a_plan(benchmark: Any, base: Path, tmp_path: Path) -> None:
+    ours, out = benchmark("rivals_bcnet"), tmp_path / "ours.json"
+    flags = ["--quick", "--base", str(base), "--out", str(out), "--network", "vgg19_cifar", "--budget", "40%"]
+    ours.main([*flags, "--population", "5", "--evaluations", "3", "--steps", "1", "--groups", "8", "--seconds", "60"])
+    written = json.loads(out.read_text())
+    entries, facts = written["vgg19_cifar"]["40%"], written["facts"]
+    assert set(entries) == {f"bcnet-near-{number}" for number in range(1, 5)}
+    losses = [trial["loss"] for trial in facts["trials"]]
+    assert losses == sorted(losses)
+    assert len(losses) >= 5
+    most = max(entry["flops"] for entry in entries.values())
+    assert all(entry["flops"] > 0.9 * most for entry in entries.values())
+
+
+def test_the_race_of_a_report_halves_its_finalists(benchmark: Any) -> None:
+    report = benchmark("rivals_report")
+
+    def row(losses: list[float]) -> dict[str, Any]:
+        return {"rounds": [{"loss": loss} for loss in losses], "test": {"accuracy": 90.0}}
+
+    results = {"bcnet-a": {1: row([1.0, 0.2])}, "bcnet-b": {1: row([0.5, 0.4])}, "bcnet-c": {1: row([0.6, 0.3])}}
+    results |= {"other": {1: row([0.1, 0.1])}}
+    won = report.raced(results, "bcnet")
+    assert won[1] is results["bcnet-c"][1]  # of three two go on, and a, the best in the end, is not among them

@@ -228,7 +228,7 @@ class Merges(Tiny):
 
 def test_weights_through_data_are_named() -> None:
     with pytest.raises(
-        BcnetError, match=r"Merges: its forward reads or writes weights through \.data, which has no graph"
+        BcnetError, match=r"Merges: its forward reads or writes tensors through \.data, which has no graph"
     ):
         trace(Merges().double(), X)
 

@@ -1,0 +1,66 @@
+"""Counts the lines of each room of the package, and puts them into docs/design.md.
+
+python benchmarks/lines.py
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = [
+    "utils",
+    "space",
+    "accel/kernels",
+    "latency",
+    "models",
+    "data",
+    "training",
+    "supernet",
+    "search",
+    "accel",
+    "report",
+    "run",
+    "bench",
+    "cli",
+]
+KINDS = ("lines", "code", "docstrings and comments", "blank")
+
+
+def count(path: Path) -> tuple[int, int, int, int]:
+    """Lines of a file, by :data:`KINDS`."""
+    text = path.read_text("utf-8")
+    lines = text.splitlines()
+    words: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            words |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    blank = {number for number, line in enumerate(lines, 1) if not line.strip()}
+    words |= {number for number, line in enumerate(lines, 1) if line.lstrip().startswith("#")}
+    return len(lines), len(lines) - len(blank | words), len(words - blank), len(blank)
+
+
+def table() -> str:
+    """The lines of every room and of all, in Markdown."""
+    rooms = {f"`{room}/`": [0] * len(KINDS) for room in ROOMS} | {"the package's own files": [0] * len(KINDS)}
+    for path in sorted((ROOT / "bcnet").rglob("*.py")):
+        name = path.relative_to(ROOT / "bcnet").as_posix()
+        room = max((f"`{room}/`" for room in ROOMS if name.startswith(f"{room}/")), key=len, default=None)
+        row = rooms[room or "the package's own files"]
+        row[:] = [a + b for a, b in zip(row, count(path), strict=True)]
+    rooms["**all**"] = [sum(column) for column in zip(*rooms.values(), strict=True)]
+    body = [f"| {room} | {' | '.join(f'{n:,}' for n in row)} |" for room, row in rooms.items()]
+    return "\n".join([f"| room | {' | '.join(KINDS)} |", "| --- |" + " ---: |" * len(KINDS), *body])
+
+
+def main() -> None:
+    page = ROOT / "docs" / "design.md"
+    text, made = page.read_text("utf-8"), table()
+    page.write_text(re.sub(r"\| room \| lines .*?\n(?=\n)", lambda _: made + "\n", text, flags=re.DOTALL), "utf-8")
+    print(made)
+
+
+if __name__ == "__main__":
+    main()
