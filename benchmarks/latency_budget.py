@@ -163,7 +163,7 @@ def figures(network: nn.Module, slim: nn.Module, images: Images) -> dict[str, An
 def run(images: Images, cache: Path, bases: Path, out: Path) -> None:
     """All rows, each written as it is there. Torch-Pruning is allowed what bcnet's network takes, where that is more
     than the budget."""
-    done = {(r["network"], r["seed"], r["method"]): r for r in read(out)}
+    done = {(r["network"], r["seed"], r["method"]): r for r in read(out) if "seed" in r}
     rest = [(case, method) for case in CASES for method in ("bcnet", RIVALS[0])] + [(case, RIVALS[1]) for case in CASES]
     for (name, trained, seed), method in rest:
         if (name, seed, method) in done:
