@@ -139,6 +139,10 @@ all of them in these last trainings, which are the same for all rows of a kind. 
 
 {networks}
 
+From scratch MetaPruning has the highest mean, above the bilateral supernet; the intervals of the supernets overlap.
+LeGR ended with its first configuration on all three seeds. Markov chains, agent and random have one seed from a trained
+network, as time ran out: with it all three, which fill the budget, are above evolution, which does not.
+
 - **LeGR** (`search/strategies/legr.py`, `search: {{strategy: legr}}`) ranks all channels by a learned affine map of
   their importance (here `l2`) and is otherwise as printed: regularised evolution, a change reaches a tenth of the
   layers. LeGR has hundreds of evaluations where it has 20 here, and its first, one threshold without a map, is hard to
