@@ -58,8 +58,8 @@ fewer parameters, FastNAS's export answers as its path did, and it is the origin
 that the network can be compared so. They get no hints for single networks. Torch-Pruning is told the layers that give
 the output, found by autograd or, if it then fails, by their width, and has passed if either way passes. What it costs
 each tool to be exact about FLOPs, other batches and many widths is not asked of them. {rivals} For want of time these
-are the hand-written networks with odd parts and then, drawn at random, networks that bcnet traces in less than 2 s: small
-ones are more, and large ones fewer, than on the lists, so that the shares hold for these networks only.
+are the hand-written networks with odd parts and then, drawn at random, networks that bcnet traces in less than 2 s:
+small ones are more, and large ones fewer, than on the lists, so that the shares hold for these networks only.
 
 Seconds of processor time on one thread of a busy machine, for the analysis alone (bcnet: `trace`, of which
 `torch.export` takes {export:.0%}): {seconds}. Limits for a network, checks and all: {limits}; a network out of time

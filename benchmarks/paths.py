@@ -26,7 +26,7 @@ from bcnet.accel.kernels import reference
 from bcnet.space.importance import importance
 from bcnet.space.resize import selected, sliced
 from bcnet.supernet.supernet import Supernet
-from bcnet.training.reconstruction import inherited
+from bcnet.training.reconstruction import Inheritance
 
 State = dict[str, Tensor]
 EIGHT = 8
@@ -213,22 +213,24 @@ def first_of(space: NetworkSpace, state: State, widths: Widths) -> State:
 
 class Maker:
     """States of cut networks, by the channels that stay; where asked for, layers make up for the others by least
-    squares (:func:`bcnet.training.reconstruction.inherited`). Each is made once."""
+    squares (:mod:`bcnet.training.reconstruction`). Each is made once."""
 
     def __init__(self, cutter: Cutter, images: Images):
         device = images.test[0][0].device
-        self._model, self._space = copy.deepcopy(cutter.model).to(device), space_of(copy.deepcopy(cutter.model), images)
-        assert self._space.own_class  # known before the model moves: it is checked with inputs that do not
-        self._space.model.to(device)
-        self._images = [(x.float(), y) for (x, y), _ in zip(images.train(256, 2000)(0), range(4), strict=False)]
+        model, space = copy.deepcopy(cutter.model).to(device), space_of(copy.deepcopy(cutter.model), images)
+        assert space.own_class  # known before the model moves: it is checked with inputs that do not
+        space.model.to(device)
+        some = [(x.float(), y) for (x, y), _ in zip(images.train(256, 2000)(0), range(4), strict=False)]
+        self._ways = {
+            made_up_for: Inheritance(space, model, some if made_up_for else []) for made_up_for in (False, True)
+        }
         self._made: dict[str, State] = {}
 
     def __call__(self, kept: Kept, reconstruct: bool) -> State:
         key = json.dumps([kept, reconstruct])
         if key not in self._made:
-            units = [np.array(stay) for stay in kept]
             widths = np.array([len(stay) for stay in kept])
-            network = inherited(self._space, self._model, widths, units, self._images if reconstruct else [])
+            network = self._ways[reconstruct](widths, [np.array(stay) for stay in kept])
             self._made[key] = network.state_dict()
         return self._made[key]
 

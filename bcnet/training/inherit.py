@@ -26,7 +26,7 @@ from bcnet.training import distributed
 from bcnet.training.loop import step_seed
 from bcnet.training.optim import Optimisation, make_optimizer, set_rate
 from bcnet.training.recalibration import recalibrate
-from bcnet.training.reconstruction import inherited
+from bcnet.training.reconstruction import Inheritance
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
 from bcnet.utils.pointwise import safe_gradients
@@ -68,10 +68,10 @@ class CutScorer:
     """Scores widths by the network they leave of ``network``: ``score(widths)``, higher is better.
 
     ``keep`` says which channels stay (a criterion, or scores of one's own), and with ``reconstruct`` layers make up for
-    the others (:func:`inherited`); ``train`` are the batches for fine-tuning and for batch norm's statistics,
-    ``val`` those to measure on. Scores are fixed by all of these and the seed, on a
-    CPU bit for bit; the network and torch's random state are left alone. Several processes share the
-    widths among them and must be given the same batches.
+    the others (:mod:`bcnet.training.reconstruction`); ``train`` are the batches for fine-tuning and for batch norm's
+    statistics, ``val`` those to measure on. Scores are fixed by all of these and the seed, on a CPU bit for bit; the
+    network and torch's random state are left alone. Several processes share the widths among them and must be given the
+    same batches.
     """
 
     def __init__(
@@ -92,8 +92,9 @@ class CutScorer:
         # Where networks are built, so that no copy crosses devices tensor by tensor.
         self.source = copy.deepcopy(network).to(next(space.model.parameters()).device)
         self.keep = importance(space, self.source, keep) if isinstance(keep, str) else keep
-        self.by, self.reconstruct = self.healing.by, reconstruct
+        self.by = self.healing.by
         self._train, self._val = self._kept(train, teacher), self._kept(_in_parts(val), teacher)
+        self._inherit = Inheritance(space, self.source, self._calibration if reconstruct else [])
         self._sizes = np.array([len(x) for x, _ in self._val.batches], dtype=float)
         self.evaluations = 0
         self._known: dict[bytes, Floats] = {}
@@ -124,8 +125,7 @@ class CutScorer:
     def network(self, widths: ArrayLike) -> nn.Module:
         """The network at ``widths`` (L,) as it is scored: cut, fine-tuned for some steps, batch norm recalibrated."""
         with _fixed_random_state(self.device, self.healing.seed):
-            made_of = self._calibration if self.reconstruct else []
-            network = inherited(self.space, self.source, widths, self.keep, made_of).to(self.device)
+            network = self._inherit(widths, self.keep).to(self.device)
         if self.device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.healing.steps:

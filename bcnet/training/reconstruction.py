@@ -4,15 +4,15 @@ A layer of the given network reads channels ``x`` and computes ``W x``. In the s
 that stay, and those are no longer what they were, since layers before it lost channels too. ``x`` is predicted from
 ``z``, ``x ~ M z + b``, and the layer goes on with ``W M``; ``W b`` goes into its bias, if it has one (otherwise the
 norm that follows takes it up). Layers are adjusted in the order in which they run, each with those before it adjusted:
-both networks are run side by side over some images, operator by operator, so that all this takes one pass. Batch norm
-takes the statistics of these images on the way.
+both networks are run over some images, operator by operator, so that all this takes one pass. Batch norm takes the
+statistics of these images on the way.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
@@ -27,7 +27,7 @@ RIDGE = 1e-2
 POSITIONS = 2**14
 """Of images and their pixels, from which a layer's ``M`` is taken, at most."""
 ROOM = 2**30
-"""Bytes of activations that the images may take, in each of the two networks."""
+"""Bytes that the activations of the images may take in each network, and what layers of the full one read."""
 READERS = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 
 
@@ -43,20 +43,73 @@ def inherited(
 
     Convolutions without groups and linear layers are adjusted, where their weights are used once.
     """
-    chosen = space.check(widths)
-    kept = kept_units(space, space.units(chosen), keep, network)
-    slim = space.build(chosen, weights_of=network, keep=kept)
-    images = _some(space, batches)
-    if not images:
-        return slim
-    full, cut = space.from_graph(space.max, network), space.from_graph(chosen, network, kept)
-    _SideBySide(space, full, cut, kept).run(images)
-    with torch.no_grad():
+    return Inheritance(space, network, batches)(widths, keep)
+
+
+class Inheritance:
+    """:func:`inherited` for many widths: ``network`` is run over ``batches`` once, where what its layers read fits into
+    :data:`ROOM`."""
+
+    def __init__(self, space: NetworkSpace, network: nn.Module, batches: Iterable[tuple[Tensor, Any]] = ()):
+        self.space, self.network = space, network
+        self._images = _some(space, batches)
+        self._kept: list[_Reading] | None = None
+        self._fits = True
+
+    @torch.no_grad()
+    def __call__(self, widths: ArrayLike, keep: Keep) -> nn.Module:
+        chosen = self.space.check(widths)
+        kept = kept_units(self.space, self.space.units(chosen), keep, self.network)
+        slim = self.space.build(chosen, weights_of=self.network, keep=kept)
+        if not self._images:
+            return slim
+        cut = self.space.from_graph(chosen, self.network, kept)
+        _Adjustment(self.space, cut, kept).run(self._images, self._readings())
         adjusted = {**dict(cut.named_parameters()), **dict(cut.named_buffers())}
         for name, tensor in [*slim.named_parameters(), *slim.named_buffers()]:
             if name in adjusted:
                 tensor.copy_(adjusted[name])
-    return slim
+        return slim
+
+    def _readings(self) -> Iterable[_Reading]:
+        """What the layers of the given network read, in order."""
+        if self._kept is None and self._fits:
+            found, size = [], 0
+            for reading in self._read():
+                found.append(reading)
+                size += reading.x.nbytes
+                self._fits = size <= ROOM
+                if not self._fits:
+                    break
+            self._kept = found if self._fits else None
+        return self._read() if self._kept is None else self._kept
+
+    def _read(self) -> Iterator[_Reading]:
+        full = self.space.from_graph(self.space.max, self.network)
+        device = next(full.parameters()).device
+        lanes = [_Lane(full, x.to(device)) for x in self._images]
+        for number, node in enumerate(full.graph.nodes):
+            if node.op == "call_function" and (last := _reads_last(node)) is not None:
+                args, env = bind(node.target, node.args, node.kwargs), lanes[0].env
+                x = _positions([lane.env[args["input"]] for lane in lanes], last)
+                yield _Reading(number, x, env[args["weight"]], env.get(args["bias"]))
+            for lane in lanes:
+                lane.advance(node)
+
+
+class _Reading(NamedTuple):
+    """What the layer of a node reads at some positions, (n, C), and its weight and bias."""
+
+    number: int
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _reads_last(node: fx.Node) -> bool | None:
+    """Whether a layer reads its last dimension (linear) or its second; None where it is no such layer."""
+    name = name_of(node.target)
+    return name == "aten::linear" if name in READERS else None
 
 
 def _some(space: NetworkSpace, batches: Iterable[tuple[Tensor, Any]]) -> list[Tensor]:
@@ -86,48 +139,47 @@ class _Lane(fx.Interpreter):
             del self.env[done]
 
 
-class _SideBySide:
-    """The given network and the slim one, which is adjusted on the way."""
+class _Adjustment:
+    """The slim network, adjusted layer by layer as it runs."""
 
-    def __init__(self, space: NetworkSpace, full: fx.GraphModule, slim: fx.GraphModule, kept: Kept):
-        self.space, self.full, self.slim, self.kept = space, full, slim, kept
+    def __init__(self, space: NetworkSpace, slim: fx.GraphModule, kept: Kept):
+        self.space, self.slim, self.kept = space, slim, kept
         self.device = next(slim.parameters()).device
         self.total = [v.count for v in space.coupling.variables]
         self.uses = Counter(str(n.target) for n in slim.graph.nodes if n.op == "get_attr" for _ in n.users)
 
-    @torch.no_grad()
-    def run(self, images: list[Tensor]) -> None:
-        given, cut = ([_Lane(network, x.to(self.device)) for x in images] for network in (self.full, self.slim))
-        for node, same in zip(self.full.graph.nodes, self.slim.graph.nodes, strict=True):
-            if same.op == "call_function":
-                if name_of(same.target) in READERS:
-                    self._adjust(node, same, given, cut)
-                elif name_of(same.target) == "aten::batch_norm":
-                    _take_statistics(same, cut)
-            for lane, lane_of_slim in zip(given, cut, strict=True):
+    def run(self, images: list[Tensor], readings: Iterable[_Reading]) -> None:
+        lanes = [_Lane(self.slim, x.to(self.device)) for x in images]
+        waiting = iter(readings)
+        reading = next(waiting, None)
+        for number, node in enumerate(self.slim.graph.nodes):
+            if reading is not None and reading.number == number:
+                self._adjust(node, reading, lanes)
+                reading = next(waiting, None)
+            elif node.op == "call_function" and name_of(node.target) == "aten::batch_norm":
+                _take_statistics(node, lanes)
+            for lane in lanes:
                 lane.advance(node)
-                lane_of_slim.advance(same)
 
-    def _adjust(self, node: fx.Node, same: fx.Node, given: list[_Lane], cut: list[_Lane]) -> None:
+    def _adjust(self, node: fx.Node, reading: _Reading, lanes: list[_Lane]) -> None:
         """Set the slim layer's weights so that it computes what the full one does, as far as its inputs tell."""
-        args, own = bind(node.target, node.args, node.kwargs), bind(same.target, same.args, same.kwargs)
+        own, env = bind(node.target, node.args, node.kwargs), lanes[0].env
         name = str(own["weight"].target) if isinstance(own["weight"], fx.Node) else ""
         axes = self.space.coupling.axes.get(name)
         if axes is None or own["weight"].op != "get_attr" or own.get("groups", 1) != 1 or self.uses[name] > 1:
             return
-        last = name_of(same.target) == "aten::linear"
-        x, z = (_positions([lane.env[a["input"]] for lane in lanes], last) for a, lanes in ((args, given), (own, cut)))
+        x, z = reading.x, _positions([lane.env[own["input"]] for lane in lanes], bool(_reads_last(node)))
         if x.shape == z.shape and torch.equal(x, z):
             return
         outputs = torch.from_numpy(axes[0].indices(self.kept, self.total)).to(self.device)
         stay = torch.from_numpy(axes[1].indices(self.kept, self.total)).to(self.device)
         m, b = _predict(x, z, stay)
-        weight: Tensor = given[0].env[args["weight"]][outputs].double()
-        cut[0].env[own["weight"]].copy_(torch.einsum("oc...,ck->ok...", weight, m))
-        if isinstance(own["bias"], fx.Node) and self.uses[str(own["bias"].target)] == 1:
+        weight: Tensor = reading.weight[outputs].double()
+        env[own["weight"]].copy_(torch.einsum("oc...,ck->ok...", weight, m))
+        if reading.bias is not None and self.uses[str(own["bias"].target)] == 1:
             # A convolution reads zeros beyond the border, where this is a little too much.
             constant = (weight.flatten(2).sum(2) if weight.dim() > 2 else weight) @ b
-            cut[0].env[own["bias"]].copy_(given[0].env[args["bias"]][outputs] + constant)
+            env[own["bias"]].copy_(reading.bias[outputs] + constant)
 
 
 def _positions(values: list[Tensor], last: bool) -> Tensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bcnet.space.network import NetworkSpace, trace
+from bcnet.training import reconstruction
 from bcnet.training.recalibration import recalibrate
 from bcnet.training.reconstruction import inherited
 
@@ -144,3 +146,18 @@ def test_what_cannot_be_adjusted_is_cut_as_it_is() -> None:
     x = batches()[0][0]
     away = [(slim(x) - network(x)).square().mean() for slim in (plain, rebuilt)]
     assert away[1] < away[0]
+
+
+@pytest.mark.parametrize("room", [2**30, 2**12])
+def test_many_widths_at_once_are_each_alone(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether what the full network's layers read is kept or, for want of room, read again."""
+    monkeypatch.setattr(reconstruction, "ROOM", room)
+    torch.manual_seed(0)
+    network = Residual()
+    recalibrate(network.eval(), batches())
+    space = space_of(network)
+    inherit = reconstruction.Inheritance(space, network, batches())
+    for widths in space.sample(np.random.default_rng(1), 3):
+        alone = inherited(space, network, widths, "l2", batches()).state_dict()
+        for name, tensor in inherit(widths, "l2").state_dict().items():
+            assert torch.equal(tensor, alone[name]), name
