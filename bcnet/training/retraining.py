@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
@@ -45,12 +46,14 @@ class Distillation:
     alpha: Share = 0.5
     temperature: Positive = 1.0
 
-    def loss(self, task: Task, output: Tensor, target: Tensor, teacher: Tensor) -> Tensor:
-        """Both losses together; the square of the temperature keeps the teacher's gradients at their size."""
+    def loss(self, task: Task, output: Any, target: Tensor, teacher: Any) -> Tensor:
+        """Both losses together; the square of the temperature keeps the teacher's gradients at their size. Outputs may
+        be tensors or dictionaries, lists and tuples of them."""
         if task.distil is None:
             raise BcnetError("distillation needs a task with a `distil` loss: give it, or leave distillation out")
         t = self.temperature
-        taught = task.distil(output / t, teacher / t) * t**2
+        soft, hard = (tree_map_only(Tensor, lambda part: part / t, answer) for answer in (output, teacher))
+        taught = task.distil(soft, hard) * t**2
         return (1 - self.alpha) * task.loss(output, target) + self.alpha * taught
 
 

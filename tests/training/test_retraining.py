@@ -146,6 +146,19 @@ def test_the_teachers_part_of_the_loss() -> None:
     assert float(half) == pytest.approx(float(alone + taught) / 2, rel=1e-6)
 
 
+def test_answers_of_any_structure_are_softened() -> None:
+    def loss(output: dict[str, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(output["box"], target)
+
+    def distil(output: dict[str, torch.Tensor], teacher: dict[str, torch.Tensor]) -> torch.Tensor:
+        return F.mse_loss(output["box"], teacher["box"]) + (output["more"][0] - teacher["more"][0]).abs().mean()
+
+    task = Task(loss, lambda output, target: -(output["box"] - target).abs().mean(1), distil=distil)
+    ones, twos = ({"box": torch.full((3, 2), n), "more": (torch.full((3,), n),)} for n in (1.0, 2.0))
+    found = Distillation(alpha=1, temperature=2.0).loss(task, ones, torch.zeros(3, 2), twos)
+    assert float(found) == pytest.approx(4 * (0.25 + 0.5))
+
+
 def test_a_network_is_taught_without_labels_that_mean_anything() -> None:
     teacher = network()
     retrain(teacher, data().train, config(epochs=8))
