@@ -2,8 +2,8 @@
 
     python benchmarks/strategies.py [--first 30] [--seeds 5] [--runs build/strategies]
 
-Each row is a whole run of the recipe cluttered_digits (`bcnet run --seed S --set search.strategy=...`) without networks to
-compare with. Runs that are there are not repeated, stopped ones go on; docs/results/strategies.json is written after
+Each row is a whole run of the recipe cluttered_digits (`bcnet run --seed S --set search.strategy=...`) without networks
+to compare with. Runs that are there are not repeated, stopped ones go on; docs/results/strategies.json is written after
 every run.
 """
 
@@ -28,21 +28,11 @@ STRATEGIES = ("evolution", "neighbours")
 
 def row(folder: Path, seed: int, strategy: str) -> dict[str, Any]:
     """What came out of a run, which is made unless it is there."""
-    if not (folder / "retrain" / "found.json").exists():
-        command = [
-            "run",
-            "--recipe",
-            "cluttered_digits",
-            "--seed",
-            str(seed),
-            "--compare",
-            "none",
-            "--out",
-            str(folder),
-        ]
-        command += ["--set", f"search.strategy={strategy}"] + (["--resume"] if folder.exists() else [])
-        subprocess.run([sys.executable, "-m", "bcnet", *command], check=True, stdout=subprocess.DEVNULL)
-    run = Run.open(folder)
+    if not (folder / "report.json").is_file():
+        new = ["--seed", str(seed), "--compare", "none", "--out", str(folder), "--set", f"search.strategy={strategy}"]
+        how = ["--resume", str(folder)] if (folder / "run.json").is_file() else new
+        subprocess.run([sys.executable, "-m", "bcnet", "run", *how], check=True, stdout=subprocess.DEVNULL)
+    run = Run(folder, "cpu")
     found, search, race = run.read("retrain/found"), run.read("search"), run.read("race")
     return {
         "seed": seed,

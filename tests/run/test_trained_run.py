@@ -12,11 +12,17 @@ import terminal
 import tinyrun
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+from bcnet.accel.fused_step import PlainStep
+from bcnet.accel.kernels import reference
 from bcnet.errors import BcnetError
 from bcnet.report import words
 from bcnet.run.report import report_data, write_report
 from bcnet.run.session import Run
+from bcnet.run.stages import given as given_stage
+from bcnet.run.stages import race as race_stage
+from bcnet.run.stages import retrain as retrain_stage
 from bcnet.search.noise import tells_apart
 from bcnet.training.retraining import evaluate, learnt
 
@@ -356,3 +362,32 @@ def test_a_network_that_gives_no_logits(tmp_path: Path) -> None:
         "the network gives a tensor of float32 of shape (2, 10, 4, 4), but classification"
     )
     assert not run.done("given")
+
+
+def test_a_run_by_the_fused_step_is_resumed_as_it_was(
+    tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every network of a run as on a GPU, with the reference kernels in their place: stopped in the middle, it ends bit
+    for bit as if it had not been."""
+    made: list[nn.Module] = []
+
+    def fast(run: Run) -> Any:
+        def make(network: nn.Module, x: torch.Tensor, loss: Any) -> PlainStep:
+            made.append(network)
+            return PlainStep(network, x, loss, reference, torch.float32)
+
+        return make
+
+    for stage in (given_stage, race_stage, retrain_stage):
+        monkeypatch.setattr(stage, "fast_step", fast)
+    folders = tmp_path / "whole", tmp_path / "stopped"
+    for folder in folders:
+        folder.mkdir()
+    whole, stopped = (tinyrun.trained(folder, weights, bf16=True) for folder in folders)
+    tinyrun.work(whole, until="retrain")
+    assert len(made) > 3
+    with pytest.raises(tinyrun.Stopped):
+        tinyrun.work(stopped, until="retrain", listener=tinyrun.StopAt(30))
+    tinyrun.work(Run(stopped.folder, "cpu"), until="retrain")
+    for name, tensor in whole.tensors("retrain/found").items():
+        assert torch.equal(tensor, stopped.tensors("retrain/found")[name]), name
