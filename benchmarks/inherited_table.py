@@ -221,6 +221,18 @@ def append(file: Path, rows: Sequence[dict[str, Any]]) -> None:
         out.flush()
 
 
+def add_tuning(parser: argparse.ArgumentParser) -> None:
+    """Options of fine-tuning, several networks at once, within a time."""
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--taught", type=float, default=0.9)
+    parser.add_argument("--temperature", type=float, default=4.0)
+    parser.add_argument("--at-once", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
+
+
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path)
@@ -234,15 +246,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--heals", type=int, nargs="*", default=[10, 30, 100])
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--taught", type=float, default=0.9)
-    parser.add_argument("--temperature", type=float, default=4.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--at-once", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
+    add_tuning(parser)
     return parser.parse_args(given)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from channels import Cutter, Kept, fitted
 from fastnas import search as fastnas
-from inherited_table import append, isomorphic, published_widths, read_rows
+from inherited_table import add_tuning, append, isomorphic, published_widths, read_rows
 from parts import BcnetError, Images, Widths, balanced, provenance, space_of, uniform
 from paths import Class, Lessons, Maker
 from pruners import METHODS as PRUNERS
@@ -302,15 +302,8 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plans", type=Path, nargs="+", default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--taught", type=float, default=0.9)
-    parser.add_argument("--temperature", type=float, default=4.0)
-    parser.add_argument("--at-once", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--quick", action="store_true", help="tiny networks and synthetic images on the CPU")
+    add_tuning(parser)
     return parser.parse_args(given)
 
 
