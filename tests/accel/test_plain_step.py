@@ -87,6 +87,19 @@ def test_a_network_that_is_another_in_training_is_left_to_autograd() -> None:
         PlainStep(Other(), batches(1)[0][0], loss, reference, torch.float32)
 
 
+def test_a_network_that_drops_whole_branches_is_left_to_autograd() -> None:
+    """Its graph, captured in evaluation mode, knows nothing of them, and a comparison may miss what is rare."""
+
+    class Dropping(Mixed):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                x = x * (torch.rand(len(x), 1, 1, 1) > 1e-9)
+            return super().forward(x)
+
+    with pytest.raises(Unsupported, match="it draws random numbers in training beside dropout's"):
+        PlainStep(Dropping(), batches(1)[0][0], loss, reference, torch.float32)
+
+
 def test_networks_without_fused_kernels_are_left_to_autograd() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
     with pytest.raises(Unsupported, match="no batch norm of it has a fused kernel"):

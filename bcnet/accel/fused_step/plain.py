@@ -75,7 +75,11 @@ class PlainStep:
         for module in twin.modules():
             if isinstance(module, _DropoutNd):
                 module.eval()
-        exact = twin(x.float())
+        with torch.random.fork_rng([x.device] if x.is_cuda else []):
+            before = _random_state(x.device)
+            exact = twin(x.float())
+            if not torch.equal(before, _random_state(x.device)):
+                raise Unsupported("it draws random numbers in training beside dropout's")
         if not isinstance(exact, Tensor) or exact.dim() != 2:
             raise Unsupported("its output in training is not logits")
         with torch.autocast(x.device.type, torch.bfloat16):
@@ -87,6 +91,10 @@ class PlainStep:
         times, more = SLACK
         if not bool((fused - exact).norm() / size <= times * (half - exact).norm() / size + more):
             raise Unsupported("its answers in training are not those of its traced graph")
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def plain_step(network: nn.Module, x: Tensor, loss: Loss) -> tuple[PlainStep | None, str]:
