@@ -8,7 +8,7 @@ scores differ by what the networks are and not by what they saw. The teacher's a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from bcnet.data.source import Batch
 from bcnet.errors import BcnetError
 from bcnet.space.importance import Keep, importance
 from bcnet.space.network import NetworkSpace
+from bcnet.space.widths import Widths
 from bcnet.training import distributed
 from bcnet.training.loop import step_seed
 from bcnet.training.optim import Optimisation, make_optimizer, set_rate
@@ -115,12 +116,16 @@ class CutScorer:
         rank, world = distributed.world()
         found = np.zeros((len(new), len(self._sizes), len(_MEASURES)))
         for number in range(rank, len(new), world):
-            found[number] = self._measure(self.network(new[number]))
+            found[number] = self._measured(new[number])
         found = distributed.add_up(found, self.device)
         self._known |= {row.tobytes(): values for row, values in zip(new, found, strict=True)}
         self.evaluations += len(new)
         column = _MEASURES.index(by or self.by)
         return np.array([self._known[row.tobytes()][:, column] for row in rows])
+
+    def _measured(self, widths: Widths) -> Floats:
+        """What :meth:`_measure` says of the network at ``widths`` (L,)."""
+        return self._measure(self.network(widths))
 
     def network(self, widths: ArrayLike) -> nn.Module:
         """The network at ``widths`` (L,) as it is scored: cut, fine-tuned for some steps, batch norm recalibrated."""
@@ -138,19 +143,25 @@ class CutScorer:
         return self._train.batches[: self.healing.calibration]
 
     def _heal(self, network: nn.Module) -> None:
+        def learn(x: Tensor, y: Tensor, taught: Any) -> None:
+            network.zero_grad(set_to_none=True)
+            with self._autocast(), safe_gradients(self.device):
+                output = network(x)
+                self._loss(output, y, taught).backward()
+
+        self._fine_tune(network.train(), learn)
+
+    def _fine_tune(self, network: nn.Module, learn: Callable[[Tensor, Tensor, Any], None]) -> None:
+        """The steps of fine-tuning; ``learn`` sets the gradients of ``network`` to those of a batch."""
         recipe, steps = self.healing.optimisation, self.healing.steps
-        optimizer = make_optimizer(network.train(), recipe)
+        optimizer = make_optimizer(network, recipe)
         batches = list(self._train)
         rng = np.random.default_rng(self.healing.seed)
         order = np.concatenate([rng.permutation(len(batches)) for _ in range(-(-steps // len(batches)))])
         for step, number in enumerate(order[:steps].tolist()):
-            x, y, taught = batches[number]
             set_rate(optimizer, recipe.rate(step, steps / recipe.epochs))
-            optimizer.zero_grad(set_to_none=True)
-            seed = step_seed(self.healing.seed, step)
-            with _fixed_random_state(self.device, seed), self._autocast(), safe_gradients(self.device):
-                output = network(x)
-                self._loss(output, y, taught).backward()
+            with _fixed_random_state(self.device, step_seed(self.healing.seed, step)):
+                learn(*batches[number])
             if recipe.clip:
                 torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
             optimizer.step()
@@ -161,7 +172,7 @@ class CutScorer:
         return self.healing.distillation.loss(self.task, output, y, taught)
 
     @torch.no_grad()
-    def _measure(self, network: nn.Module) -> Floats:
+    def _measure(self, network: Callable[[Tensor], Any]) -> Floats:
         """What every part says of a network by each of :data:`_MEASURES`, means over its images: higher is better."""
         found = []
         for x, y, taught in self._val:

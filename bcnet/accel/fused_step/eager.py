@@ -28,6 +28,7 @@ class Slices:
 
     def __init__(self, net: Supernet, plans: Sequence[Plan], dtype: torch.dtype, statistics: Statistics = "batch"):
         self.net, self.plans, self.dtype, self.statistics = net, plans, dtype, statistics
+        self.momentum: float | None = None  # in place of batch norm's own
         self._slots = {(s.node, s.name, s.item): s.size for s in net.space.slots}
         self._state = {
             **dict(net.named_parameters(remove_duplicate=False)),
@@ -46,6 +47,7 @@ class Slices:
         kind = target._schema.name
         if kind == "aten::batch_norm":
             args["training"] = self.statistics != "running" or args["running_mean"] is None
+            args["momentum"] = args["momentum"] if self.momentum is None else self.momentum
             if self.statistics == "batch":
                 args |= {"running_mean": None, "running_var": None, "momentum": 0.0}
         elif "dropout" in kind:

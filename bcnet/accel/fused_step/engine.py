@@ -6,7 +6,7 @@ sum to the parameters' ``.grad``: the function that autograd computes, to bfloat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
 
@@ -22,7 +22,7 @@ from bcnet.accel.kernels.pack import ALIGN, Packed, Packing, Parameter, Places
 from bcnet.accel.kernels.values import Goal
 from bcnet.errors import BcnetError
 from bcnet.supernet.principle import Side
-from bcnet.supernet.supernet import Supernet
+from bcnet.supernet.supernet import Plan, Supernet
 
 Path = tuple[ArrayLike, Side]
 Sizes = dict[str, tuple[int, int]]
@@ -106,14 +106,29 @@ class FusedEngine:
     @torch.no_grad()
     def logits(self, x: Tensor, widths: ArrayLike, side: Side = "left", statistics: Statistics = "running") -> Tensor:
         """What a path says of images x (n, C, h, w): (n, classes) in float32."""
-        self.refresh()
-        plan = self.net.plan(widths, side)
-        groups = [self._packing.places(plan.units, [plan.side])]
-        packed, sizes = self._packed(groups, x.device)
-        _, rooms = self._zeros(sizes, groups, 1, x.device)
-        slices = Slices(self.net, [plan], self.dtype, statistics)
-        tape = Tape(self.program, self.kernels, self._given(packed, 0), sizes[0], slices, rooms[0])
+        tape = self._tape(x.device, self.net.plan(widths, side), statistics)
         return tape.scores(tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False))[0]
+
+    @torch.no_grad()
+    def recalibrate(self, batches: Iterable[Tensor], widths: ArrayLike, side: Side = "left") -> None:
+        """Set the running statistics of a path to the means of those of some batches, without dropout."""
+        mode = self.net.training
+        self.net.eval()
+        for number, x in enumerate(batches, 1):
+            tape = self._tape(x.device, self.net.plan(widths, side), "tracked")
+            tape.slices.momentum = 1 / number
+            tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False)
+            tape.track()
+        self.net.train(mode)
+
+    def _tape(self, device: torch.device, plan: Plan, statistics: Statistics) -> Tape:
+        """The tape of one path on its way forwards."""
+        self.refresh()
+        groups = [self._packing.places(plan.units, [plan.side])]
+        packed, sizes = self._packed(groups, device)
+        _, rooms = self._zeros(sizes, groups, 1, device)
+        slices = Slices(self.net, [plan], self.dtype, statistics)
+        return Tape(self.program, self.kernels, self._given(packed, 0), sizes[0], slices, rooms[0])
 
     def _packed(self, groups: Sequence[Places], device: torch.device) -> tuple[Packed, list[Sizes]]:
         """The parameters of all groups, and their channels."""

@@ -201,6 +201,7 @@ class Tape:
     def track(self) -> None:
         """Let the running statistics follow those of the batch, as batch norm does in training."""
         layers = [n for n in self.program.layers if isinstance(n, Norm) and n.running is not None]
+        given = self.slices.momentum
         for momentum in {layer.momentum for layer in layers}:
             some = [layer for layer in layers if layer.momentum == momentum]
             counts = [float(math.prod(self.spaces[layer.x])) for layer in some]
@@ -213,7 +214,7 @@ class Tape:
                 torch._foreach_mul_(variances, [n / max(n - 1, 1) for n in counts])
                 for number, seen in enumerate((means, variances)):
                     kept = [self.slices.of(layer.running[number], side) for layer in some if layer.running]
-                    torch._foreach_lerp_(kept, list(seen), momentum)
+                    torch._foreach_lerp_(kept, list(seen), momentum if given is None else given)
 
     def _sums(self, layer: Norm) -> Tensor:
         """(S, 2, C)."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bcnet.accel import SharedEvaluator
+from bcnet.accel import SharedEvaluator, open_cut_scorer
 from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.space.widths import Widths
@@ -54,7 +54,7 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
         by="loss" if r.rank_by == "loss" else "score",
         seed=r.seed,
     )
-    return CutScorer(
+    scorer, words = open_cut_scorer(
         run.space,
         run.given_network(),
         run.channel_scores,
@@ -64,7 +64,11 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
         teacher=teacher,
         healing=healing,
         reconstruct=r.reconstruct,
+        engine=r.engine,
     )
+    if run.device.type == "cuda":
+        run.listener.note(f"the engine that scores slim networks is {words}")
+    return scorer
 
 
 def _evaluator(run: Run) -> SharedEvaluator:

@@ -1,0 +1,103 @@
+"""Scores of inherited networks by the fused step: each is a path of one supernet, so that its widths cost nothing.
+
+A network of new shapes costs libraries seconds before its first step on a GPU, more than the steps themselves
+(docs/results/plain-step.md). A path takes the first channels of every variable, and the weights of a slim network are
+written there. Kernels like their channels in eights, so a path is as wide as the next multiple where all its operators
+have kernels of their own: the channels that no network has are zero there, nothing reads them, no gradient reaches
+them, and so they stay.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bcnet.accel.fused_step.engine import FusedEngine
+from bcnet.accel.fused_step.program import Unsupported
+from bcnet.space.resize import sliced
+from bcnet.space.widths import Widths
+from bcnet.supernet.supernet import Supernet
+from bcnet.training import distributed
+from bcnet.training.inherit import CutScorer, Floats
+from bcnet.training.loop import out_of_memory
+
+EIGHT = 8
+
+
+class FusedCutScorer(CutScorer):
+    """As :class:`~bcnet.training.inherit.CutScorer`; ``kernels`` and ``dtype`` are those of :class:`FusedEngine`.
+    :class:`Unsupported` says why a network cannot be scored so."""
+
+    def __init__(
+        self, *given: Any, kernels: ModuleType | None = None, dtype: torch.dtype = torch.bfloat16, **settings: Any
+    ):
+        super().__init__(*given, **settings)
+        axes = [axis for some in self.space.coupling.axes.values() for axis in some]
+        if any(len(axis.segments) > 1 for axis in axes):
+            raise Unsupported("channels of a concatenation do not lie in one piece")
+        self._net = Supernet(self.space, "ua").to(self.device).train()
+        self._engine = FusedEngine(self._net, kernels, dtype, track=True)
+        parameters, buffers = self._net.named_parameters(), self._net.named_buffers()
+        self._whole: dict[str, Tensor] = {**dict(parameters), **dict(buffers)}
+        self._multiple = 1 if self._engine.program.eager else EIGHT
+
+    def _measured(self, widths: Widths) -> Floats:
+        path = self._load(widths)
+        if self.healing.steps:
+            self._fine_tune(self._net, partial(self._learn, path))
+        self._engine.recalibrate((x for x, _ in self._calibration), path)
+        return self._measure(partial(self._engine.logits, widths=path))
+
+    def _learn(self, path: Widths, x: Tensor, y: Tensor, taught: Any) -> None:
+        self._engine.zero()
+        self._engine.step(x, y, [(path, "left")], loss=lambda logits, labels: self._loss(logits, labels, taught))
+
+    @torch.no_grad()
+    def _load(self, widths: Widths) -> Widths:
+        """Write the network at ``widths`` (L,) into the supernet; the widths of its path, (L,)."""
+        state = self._inherit(widths, self.keep).state_dict()
+        torch._foreach_zero_(list(self._whole.values()))
+        units, total, axes = self.space.units(widths), self._net.total_units, self.space.coupling.axes
+        for name, tensor in self._whole.items():
+            place = sliced(tensor, axes[name], units, total, "left") if name in axes else tensor
+            place.copy_(state[name])
+        steps = np.array([math.lcm(v.unit, self._multiple) for v in self.space.variables])
+        wide: Widths = np.minimum(-(-widths // steps) * steps, self.space.max)
+        return wide
+
+
+def open_cut_scorer(*given: Any, engine: str = "auto", **settings: Any) -> tuple[CutScorer, str]:
+    """A scorer of inherited networks by the fused step where that can score them, and the choice in words; both take
+    what :class:`~bcnet.training.inherit.CutScorer` does."""
+    plain = CutScorer(*given, **settings)
+    if engine == "plain":
+        return plain, "plain, as asked for"
+    reason = _why_not(plain)
+    if not reason:
+        try:
+            fused = FusedCutScorer(*given, **settings)
+            fused.score(fused.space.max)
+            return fused, "fused"
+        except (Unsupported, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and out_of_memory(error):
+                torch.cuda.empty_cache()
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return plain, f"plain, not fused: {reason}"
+
+
+def _why_not(scorer: CutScorer) -> str:
+    """Half a sentence, or nothing."""
+    if scorer.device.type != "cuda":
+        return f"it is on {scorer.device.type}, not on cuda"
+    if not scorer.healing.optimisation.bf16:
+        return "it computes in bf16, which was not asked for"
+    if distributed.world()[1] > 1:
+        return "there are several processes"
+    return "" if importlib.util.find_spec("triton") is not None else "triton is not installed"
