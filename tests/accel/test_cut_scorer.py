@@ -1,4 +1,4 @@
-"""Scores of inherited networks by the fused step, on a CPU with the reference kernels: as of networks that are built."""
+"""Scores of inherited networks by the fused step, with the reference kernels: as of networks that are built."""
 
 from __future__ import annotations
 
