@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bcnet.accel.fused_step import FusedCutScorer, open_cut_scorer
+from bcnet.accel.fused_step import FusedCutScorer, cut_scorer, open_cut_scorer
 from bcnet.accel.fused_step.program import Unsupported
 from bcnet.accel.kernels import reference
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
@@ -93,3 +93,23 @@ def test_the_choice_says_why_it_is_plain(engine: str, words: str) -> None:
     space = trace(network, torch.randn(2, 3, 16, 16))
     scorer, found = open_cut_scorer(space, network, "l2", batches(1), batches(1), engine=engine)
     assert (type(scorer), found) == (CutScorer, words)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_batches_that_can_be_read_once_are_enough(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run gives them; also where the fused step is tried and fails, and its twin takes over."""
+    monkeypatch.setattr(cut_scorer, "_why_not", lambda device, healing: "")
+
+    class OnCpu(FusedCutScorer):
+        def __init__(self, *given: Any, **settings: Any):
+            super().__init__(*given, **settings, kernels=reference, dtype=torch.float32)
+            if not works:
+                raise RuntimeError("no kernel for this GPU")
+
+    monkeypatch.setattr(cut_scorer, "FusedCutScorer", OnCpu)
+    network = Biased()
+    space = trace(network, torch.randn(2, 3, 16, 16))
+    scorer, words = open_cut_scorer(space, network, "l2", iter(batches(2)), iter(batches(1)))
+    assert words == ("fused" if works else "plain, not fused: no kernel for this GPU")
+    assert type(scorer) is (OnCpu if works else CutScorer)
+    assert np.isfinite(scorer.score(space.max))

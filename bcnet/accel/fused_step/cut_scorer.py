@@ -11,22 +11,27 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Unsupported
+from bcnet.data.source import Batch
+from bcnet.space.importance import Keep
+from bcnet.space.network import NetworkSpace
 from bcnet.space.resize import sliced
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import distributed
-from bcnet.training.inherit import CutScorer, Floats
+from bcnet.training.inherit import CutScorer, Floats, Healing
 from bcnet.training.loop import out_of_memory
+from bcnet.training.task import Task
 
 EIGHT = 8
 
@@ -73,13 +78,23 @@ class FusedCutScorer(CutScorer):
         return wide
 
 
-def open_cut_scorer(*given: Any, engine: str = "auto", **settings: Any) -> tuple[CutScorer, str]:
+def open_cut_scorer(
+    space: NetworkSpace,
+    network: nn.Module,
+    keep: Keep,
+    train: Iterable[Batch],
+    val: Iterable[Batch],
+    task: Task | None = None,
+    *,
+    engine: str = "auto",
+    **settings: Any,
+) -> tuple[CutScorer, str]:
     """A scorer of inherited networks by the fused step where that can score them, and the choice in words; both take
     what :class:`~bcnet.training.inherit.CutScorer` does."""
-    plain = CutScorer(*given, **settings)
+    given = (space, network, keep, list(train), list(val), task)  # a second scorer reads the batches again
     if engine == "plain":
-        return plain, "plain, as asked for"
-    reason = _why_not(plain)
+        return CutScorer(*given, **settings), "plain, as asked for"
+    reason = _why_not(next(network.parameters()).device, settings.get("healing") or Healing())
     if not reason:
         try:
             fused = FusedCutScorer(*given, **settings)
@@ -89,14 +104,14 @@ def open_cut_scorer(*given: Any, engine: str = "auto", **settings: Any) -> tuple
             if isinstance(error, RuntimeError) and out_of_memory(error):
                 torch.cuda.empty_cache()
             reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-    return plain, f"plain, not fused: {reason}"
+    return CutScorer(*given, **settings), f"plain, not fused: {reason}"
 
 
-def _why_not(scorer: CutScorer) -> str:
+def _why_not(device: torch.device, healing: Healing) -> str:
     """Half a sentence, or nothing."""
-    if scorer.device.type != "cuda":
-        return f"it is on {scorer.device.type}, not on cuda"
-    if not scorer.healing.optimisation.bf16:
+    if device.type != "cuda":
+        return f"it is on {device.type}, not on cuda"
+    if not healing.optimisation.bf16:
         return "it computes in bf16, which was not asked for"
     if distributed.world()[1] > 1:
         return "there are several processes"
