@@ -79,7 +79,7 @@ class Finalist:
 
 @dataclass
 class Winner:
-    """The network that won, trained to the end; ``curve`` is what it had on the held-out images since the last round."""
+    """The network that won, trained to the end; ``curve`` is what held-out images said of it since the last round."""
 
     name: str
     network: nn.Module
