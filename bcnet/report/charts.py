@@ -46,7 +46,7 @@ def all_charts(data: ReportData) -> dict[str, Figure]:
 
 
 def validation(data: ReportData) -> Figure:
-    """What networks had on validation images: finalists after each round they ran in, and all after training."""
+    """What networks had on validation images: finalists after every epoch, and all after training."""
     key = "loss" if data.ranked_by == "loss" else "score"
     traces: list[Figure] = []
     measured = [*data.race, *data.validated]
