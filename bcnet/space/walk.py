@@ -98,11 +98,9 @@ class Walk:
         where = layer_of(node) or node.name
         named = bind(target, args, kwargs) if hasattr(target, "_schema") else {str(i): a for i, a in enumerate(args)}
         symbolic = "groups" in named and isinstance(bind(target, node.args, node.kwargs)["groups"], fx.Node)
-        batch = self.capture.batch if symbolic else 0
+        batch = self.capture.batch if symbolic and named["groups"] == self.capture.batch else 0
         call = Call(self.links, named, outs, where, partial(_run_on, target, args, kwargs), batch)
         known = find(target)
-        if symbolic and named["groups"] != batch:
-            return _keep(call, "the number of its groups depends on the batch")
         if known is not None:
             return self._couple(known, call)
         if _pointwise(target):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -261,6 +260,7 @@ def test_what_cannot_be_traced_says_why(case: str) -> None:
 
 
 def test_a_channel_picked_by_number_is_fixed() -> None:
-    make: Callable[[], nn.Module] = FixedPicks
-    with pytest.raises(BcnetError, match="no channel dimension that could vary"):
-        trace(make().double(), X)
+    """Those before and behind it vary."""
+    space = trace(FixedPicks().double(), X)
+    assert [v.candidates[-1] for v in space.variables] == [3, 8]
+    assert space.fixed[0] == ("stem.0", "slice_2: it picks single channels by number")
