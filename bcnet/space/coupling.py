@@ -184,6 +184,7 @@ class _Grouping:
 
     def _group(self) -> None:
         """``member`` (labels, 2): variable and unit of every label, -1 where fixed; ``counts``: units."""
+        self._known: dict[tuple[int, int], Size | int] = {}
         rows = [self.classes[labels] for labels in (*(self.walk.labels[d].numpy() for d in self.order), *self.parts)]
         where = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         used = np.concatenate([np.zeros(0, dtype=np.int64), *rows])
@@ -239,6 +240,11 @@ class _Grouping:
 
     def _size(self, value: Value, axis: int) -> Size | int:
         """The size of an axis, or the variable of which it holds only a part or that shares it with another."""
+        if (id(value), axis) not in self._known:  # asked for twice, and operators give values on as they are
+            self._known[id(value), axis] = self._measured(value, axis)
+        return self._known[id(value), axis]
+
+    def _measured(self, value: Value, axis: int) -> Size | int:
         rows = [row for layer in value.layers if (row := self._row(layer, axis)) is not None]
         places = self.places.numpy()
         if any(not np.array_equal(places[rows[0]], places[row]) for row in rows[1:]):

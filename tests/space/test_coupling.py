@@ -186,6 +186,11 @@ def test_an_unknown_operator_keeps_its_channels_until_it_is_taught() -> None:
         del bcnet.space.OPERATORS["bcnet_tests::gate"]
     assert space.names == ("stem.0", "out.0")
     assert space.build(space.min)(X).shape == (2, 5)
+    bcnet.space.register("bcnet_tests::gate", couple=lambda call: call.carry(call.value("x")))
+    try:
+        assert ("scale", "gate: the operator's rule says nothing of it") in trace(model, X, check=False).fixed
+    finally:
+        del bcnet.space.OPERATORS["bcnet_tests::gate"]
     assert torch.equal(space.build(space.max, weights_of=model).eval()(X), model(X))
 
 
