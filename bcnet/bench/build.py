@@ -28,7 +28,7 @@ from bcnet.errors import BcnetError
 from bcnet.search.constraints import parse_budget
 from bcnet.space.widths import Widths
 from bcnet.training.optim import Optimisation
-from bcnet.utils.files import clear_errors, write_file
+from bcnet.utils.files import clear_errors, read_regular, write_file
 from bcnet.utils.progress import Listener
 from bcnet.utils.settings import Count, Natural, checked
 
@@ -159,7 +159,7 @@ class _Results:
         self.file = folder / "results.jsonl"
         self.best: dict[Job, float] = {}
         with clear_errors(str(self.file)):
-            lines = self.file.read_text("utf-8", "replace").split("\n") if self.file.exists() else []
+            lines = read_regular(self.file).decode("utf-8", "replace").split("\n") if self.file.exists() else []
         head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
         if lines and lines[0] != head:
             raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")

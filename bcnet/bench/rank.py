@@ -42,7 +42,7 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.tas import TAS, train_tas
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
-from bcnet.utils.files import clear_errors, write_file
+from bcnet.utils.files import clear_errors, read_regular, write_file
 from bcnet.utils.progress import Listener, training_steps
 from bcnet.utils.provenance import provenance
 from bcnet.utils.settings import Count, Natural, Positive, Share, checked
@@ -337,7 +337,7 @@ def _paths(config: RankConfig, space: NetworkSpace) -> int:
 
 def _read_report(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not {"method", "seed", "pearson", "spearman", "kendall"} <= set(found):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import urllib.error
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from synthetic_table import FILE, SPACE, make
 
 from bcnet.bench import ChannelBench
 from bcnet.bench.files import cache_folder, fetch
+from bcnet.bench.spaces import get_space
 from bcnet.space.widths import WidthSpace, WidthVariable
 
 # Tables ---------------------------------------------------------------------------------------------------------
@@ -136,6 +139,14 @@ def test_keys_missing_or_of_another_space(tmp_path: Path) -> None:
     file = tmp_path / "twice.json"
     file.write_bytes(FILE.read_bytes().replace(b'"112":', b'"111":'))
     assert failure(ChannelBench.load, SPACE, file).endswith(": '111' stands twice in one JSON object")
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_only_regular_files_are_read(put: Callable[[Path], object], tmp_path: Path) -> None:
+    """A pipe would wait for ever, and a device would fill the memory."""
+    put(tmp_path / "odd.json")
+    assert failure(ChannelBench.load, SPACE, tmp_path / "odd.json").endswith("odd.json: Not a regular file")
+    assert failure(get_space, str(tmp_path / "odd.json")).endswith("odd.json: Not a regular file")
 
 
 @pytest.mark.parametrize(
