@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,14 @@ def test_wrong_schema(tmp_path: Path) -> None:
     missing = "the entry of key '111' must be an object with acc, std, flops, params, mean"
     assert broken(tmp_path, lambda entries: entries["111"].pop("std") and None) == missing
     assert broken(tmp_path, lambda entries: entries.update({"111": 91.0})) == missing
+
+
+def test_many_keys_take_no_longer_than_they_must(tmp_path: Path) -> None:
+    """A quadratic look for keys that stand twice would take minutes."""
+    file, start = tmp_path / "many.json", time.monotonic()
+    file.write_text(json.dumps(dict.fromkeys(map(str, range(10**6, 10**6 + 95_000)))))
+    assert "is no key of space" in failure(ChannelBench.load, SPACE, file)
+    assert time.monotonic() - start < 10
 
 
 def test_a_table_made_of_wrong_arrays() -> None:
