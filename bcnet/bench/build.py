@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -42,7 +42,6 @@ NEAR, DRAWS = 0.98, 50
 
 
 @checked
-@dataclass(frozen=True)
 class BuildConfig:
     """What to train: ``model`` and ``data`` as the command line names them, the candidates, and how.
 

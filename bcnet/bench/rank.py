@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -51,7 +51,6 @@ SHARES = (0.25, 0.5, 0.75)
 
 
 @checked
-@dataclass(frozen=True)
 class RankConfig:
     """One rank-correlation experiment.
 

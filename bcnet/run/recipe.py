@@ -7,7 +7,7 @@ answered in one sentence that names the key. Where a recipe is silent, the defau
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,6 @@ FOLDER = Path(__file__).parent / "recipes"
 
 
 @checked
-@dataclass(frozen=True)
 class Prior:
     """The prior population: from the ``best`` widths trained (null: from all of them), after the first ``after`` (a
     share) of the steps."""
@@ -53,7 +52,6 @@ class Prior:
 
 
 @checked
-@dataclass(frozen=True)
 class HealingConfig:
     """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
     and batch-norm statistics of ``calibration`` training batches."""
