@@ -168,7 +168,7 @@ def rank(
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None and (config.on_test or part == "held_out"):
-            told = partial(_tell_scoring, listener, f"{config.name}, {part.replace('_', ' ')} images")
+            told = partial(listener.step, f"{config.name}, {part.replace('_', ' ')} images", figures={})
             batches = _batches(source, config, device)
             scores[part] = (
                 _recalibrated(net, batches, data, config, table.widths[wanted], told)
@@ -318,10 +318,6 @@ def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], flops: NDAr
         best = truth[inside].max()
         found[f"{share:.0%}"] = {"top1": float(best - truth[order[0]]), "top10": float(best - truth[order[:10]].max())}
     return found
-
-
-def _tell_scoring(listener: Listener, name: str, done: int, total: int) -> None:
-    listener.step(name, done, total, {})
 
 
 def _memory(device: str) -> int:
