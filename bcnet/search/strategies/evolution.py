@@ -89,8 +89,9 @@ class ScreenedMating(Mating):
     """Makes a pool of offspring, and keeps those of which a surrogate expects most.
 
     The pool holds ``config.pool`` times the offspring asked for, random widths, and what is met when the
-    best widths so far, and as many of the Pareto front, climb on the surrogate; most of these use a budget, since a
-    surrogate that knows networks of one cost would have others smaller. Most are kept for their expected score; a share of ``config.front_share`` for the front of expected error and cost.
+    best widths so far, and as many of the Pareto front, climb on the surrogate. Most of these are grown to
+    use a budget, since a surrogate that knows networks of one cost would have others smaller. Most are kept for
+    their expected score; a share of ``config.front_share`` for the front of expected error and cost.
     """
 
     def __init__(self, constraints: Constraints, config: SearchConfig, rng: np.random.Generator, **kwargs: Any):
