@@ -2,7 +2,7 @@
 
     python benchmarks/kernel_blocks.py --out FILE.json [--scale 0.4] [--tiny]
 
-For each kernel and block: the milliseconds that all layers of the network take, and the bandwidth of the bytes it has to
+For each kernel and block: the milliseconds that all layers of the network take, and the bandwidth of the bytes it must
 move. Every layer is first compared with the plain reference on the same GPU. ``--tiny`` tries the script on a CPU.
 """
 

@@ -21,7 +21,6 @@ from bcnet.accel.kernels.pack import Packed, Places
 from bcnet.accel.kernels.upload import Uploads
 from bcnet.accel.kernels.values import NARROW, Affine, After, Found, Goal, Rows, Window
 
-
 Tile = tuple[int, int, int]
 
 

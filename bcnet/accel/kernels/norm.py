@@ -12,7 +12,7 @@ import triton.language as tl
 
 SIZES = (
     "y_side", "a_side", "b_side", "x_side", "out_side", "y_row", "a_row", "b_row", "x_row", "out_row",
-    "M", "C", "O", "H", "W", "HO", "WO", "pad_h", "pad_w", "rows_each", "each", "images", "repeat",
+    "M", "C", "N", "H", "W", "HO", "WO", "pad_h", "pad_w", "rows_each", "each", "images", "repeat",
     "labels", "rows", "classes", "slot0", "slot1", "paths",
 )  # fmt: skip
 """Arguments for which no binaries of their own are made."""

@@ -1,7 +1,7 @@
 """1x1 convolutions in Triton with the batch norms before and after them: matrix products that normalise what they read
 and add up the statistics of what they write, so that neither is a pass over memory of its own.
 
-Rows lie with channels innermost; weights are (S, O, I). A grid is (rows, channels, sides).
+Rows lie with channels innermost; weights are (S, N, C). A grid is (rows, channels, sides).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def _add(out, c, inside, C, s, q):
 
 @triton.jit(do_not_specialize=SIZES)
 def pointwise(
-    x, weight, y, gamma, beta, sums, next_sums, x_side: tl.int64, x_row, M, C, O, eps,
+    x, weight, y, gamma, beta, sums, next_sums, x_side: tl.int64, x_row, M, C, N, eps,
     PRE: tl.constexpr, ACT: tl.constexpr, STATS: tl.constexpr,
     A: tl.constexpr, AO: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (M, O) from x (M, C), which with PRE is first normalised and activated."""
-    C, O, x_row = C * A, O * AO, x_row * A
+    """y (M, N) from x (M, C), which with PRE is first normalised and activated."""
+    C, N, x_row = C * A, N * AO, x_row * A
     side = tl.program_id(2)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(1) * BN + tl.arange(0, BN)
-    valid, inside = row < M, o < O
+    valid, inside = row < M, o < N
     if WIDE:
         row = row.to(tl.int64)
     px = x + side * (x_side * A) + row[:, None] * x_row
-    pw = weight + side.to(tl.int64) * O * C + o[None, :] * C
+    pw = weight + side.to(tl.int64) * N * C + o[None, :] * C
     acc = tl.zeros((BM, BN), tl.float32)
     for start in range(0, C, BK):
         c = start + tl.arange(0, BK)
@@ -56,32 +56,32 @@ def pointwise(
         acc = _product(v, w, acc)
     out = acc.to(y.dtype.element_ty)
     here = valid[:, None] & inside[None, :]
-    tl.store(y + side.to(tl.int64) * M * O + row[:, None] * O + o[None, :], out, mask=here)
+    tl.store(y + side.to(tl.int64) * M * N + row[:, None] * N + o[None, :], out, mask=here)
     if STATS:
         f = tl.where(here, out.to(tl.float32), 0.0)
-        _add(next_sums + side * 2 * O, o, inside, O, tl.sum(f, 0), tl.sum(f * f, 0))
+        _add(next_sums + side * 2 * N, o, inside, N, tl.sum(f, 0), tl.sum(f * f, 0))
 
 
 @triton.jit(do_not_specialize=SIZES)
 def pointwise_back(
-    dy, x, weight, dx, gamma, beta, sums, found, found_weight, x_side: tl.int64, x_row, M, C, O, eps, rows_each,
+    dy, x, weight, dx, gamma, beta, sums, found, found_weight, x_side: tl.int64, x_row, M, C, N, eps, rows_each,
     ACT: tl.constexpr,
     A: tl.constexpr, AO: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
     """The gradient of x (M, C) before its activation with the sums of its norm, and that of the weight, from the
-    gradient dy (M, O) of the product; BO is at least O."""
-    C, O, x_row = C * A, O * AO, x_row * A
+    gradient dy (M, N) of the product; BO is at least N."""
+    C, N, x_row = C * A, N * AO, x_row * A
     side = tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     o = tl.arange(0, BO)
-    inside, there = c < C, o < O
+    inside, there = c < C, o < N
     mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
     both = there[:, None] & inside[None, :]
-    place = side * (O * C) + o[:, None] * C + c[None, :]
+    place = side * (N * C) + o[:, None] * C + c[None, :]
     w = tl.load(weight + place, mask=both, other=0.0)
     x += side * (x_side * A)
     dx += side.to(tl.int64) * M * C
-    dy += side.to(tl.int64) * M * O
+    dy += side.to(tl.int64) * M * N
     s = tl.zeros((BM, BC), tl.float32)
     q = tl.zeros((BM, BC), tl.float32)
     dw = tl.zeros((BO, BC), tl.float32)
@@ -93,7 +93,7 @@ def pointwise_back(
         if WIDE:
             row = row.to(tl.int64)
         here = valid[:, None] & inside[None, :]
-        d = tl.load(dy + row[:, None] * O + o[None, :], mask=valid[:, None] & there[None, :], other=0.0)
+        d = tl.load(dy + row[:, None] * N + o[None, :], mask=valid[:, None] & there[None, :], other=0.0)
         v = tl.load(x + row[:, None] * x_row + c[None, :], mask=here, other=0.0).to(tl.float32)
         u = v * scale[None, :] + shift[None, :]
         dw = _product(tl.trans(d), activate(u, ACT).to(d.dtype), dw)
