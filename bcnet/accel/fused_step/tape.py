@@ -196,8 +196,8 @@ class Tape:
         """The sums that a batch of the running statistics would have."""
         for side, sums in enumerate(norm.sums[: 2 * y.sides * y.channels].view(y.sides, 2, y.channels)):
             mean, variance = (self.slices.of(name, side) for name in running)
-            torch.mul(mean, y.rows, out=sums[0])
-            torch.addcmul(variance, mean, mean, out=sums[1]).mul_(y.rows)
+            torch.mul(mean, y.rows, out=sums[0, : len(mean)])
+            torch.addcmul(variance, mean, mean, out=sums[1, : len(mean)]).mul_(y.rows)
 
     def track(self) -> None:
         """Let the running statistics follow those of the batch, as batch norm does in training."""
@@ -215,7 +215,8 @@ class Tape:
                 torch._foreach_mul_(variances, [n / max(n - 1, 1) for n in counts])
                 for number, seen in enumerate((means, variances)):
                     kept = [self.slices.of(layer.running[number], side) for layer in some if layer.running]
-                    torch._foreach_lerp_(kept, list(seen), momentum if given is None else given)
+                    own = [new[: len(old)] for new, old in zip(seen, kept, strict=True)]
+                    torch._foreach_lerp_(kept, own, momentum if given is None else given)
 
     def _sums(self, layer: Norm) -> Tensor:
         """(S, 2, C)."""

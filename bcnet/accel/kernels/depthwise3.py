@@ -105,8 +105,8 @@ def depthwise_rows(
         z1 = _seen(x1, m1, scale, shift, PRE, ACT)
         z2 = _seen(x2, m2, scale, shift, PRE, ACT)
         z3 = _seen(x3, m3, scale, shift, PRE, ACT)
-        e_above += z0 * k6 + z1 * k7 + z2 * k8
-        o_above += z1 * k6 + z2 * k7 + z3 * k8
+        e_above = e_above + z0 * k6 + z1 * k7 + z2 * k8
+        o_above = o_above + z1 * k6 + z2 * k7 + z3 * k8
         if r > 0:
             s, q = _finished(py + (r - 1) * (W * C), m1, e_above, s, q, STATS)
             s, q = _finished(py + ((r - 1) * W + 1) * C, m2, o_above, s, q, STATS)
@@ -216,14 +216,14 @@ def depthwise_rows_back(
             g0, g1, g2, g3 = _four(pd + (r + 1) * (W * C), C, m0 & more, more, m2 & more, m3 & more)
             if POST:
                 d0, d1, d2, d3 = _four(py + (r + 1) * (W * C), C, m0 & more, more, m2 & more, m3 & more)
-            a0 += t2 * e_old + t3 * o_old
-            a1 += t1 * e_old + t2 * o_old
-            a2 += t0 * e_old + t1 * o_old
-            a3 += t2 * e_z + t3 * o_z
-            a4 += t1 * e_z + t2 * o_z
-            a5 += t0 * e_z + t1 * o_z
-            e_above += t2 * k0 + t1 * k1 + t0 * k2
-            o_above += t3 * k0 + t2 * k1 + t1 * k2
+            a0 = a0 + t2 * e_old + t3 * o_old
+            a1 = a1 + t1 * e_old + t2 * o_old
+            a2 = a2 + t0 * e_old + t1 * o_old
+            a3 = a3 + t2 * e_z + t3 * o_z
+            a4 = a4 + t1 * e_z + t2 * o_z
+            a5 = a5 + t0 * e_z + t1 * o_z
+            e_above = e_above + t2 * k0 + t1 * k1 + t0 * k2
+            o_above = o_above + t3 * k0 + t2 * k1 + t1 * k2
             if r > 0:
                 last = po + (r - 1) * (W * C)
                 s, q = _output(last, m1, e_above, e_before, scale, shift, s, q, PRE, ACT)
@@ -235,9 +235,9 @@ def depthwise_rows_back(
             e_old, o_old = e_z, o_z
             e_z = _seen(e_next, more, scale, shift, PRE, ACT)
             o_z = _seen(o_next, more & m2, scale, shift, PRE, ACT)
-            a6 += t2 * e_z + t3 * o_z
-            a7 += t1 * e_z + t2 * o_z
-            a8 += t0 * e_z + t1 * o_z
+            a6 = a6 + t2 * e_z + t3 * o_z
+            a7 = a7 + t1 * e_z + t2 * o_z
+            a8 = a8 + t0 * e_z + t1 * o_z
             e_before, o_before = e_v, o_v
             e_v, o_v = e_next, o_next
         last = po + (H - 1) * (W * C)

@@ -34,12 +34,13 @@ class Tuning:
     apply: Tile = (16, 128, 4)
     depthwise: Tile = (16, 64, 4)
     depthwise_back: Tile = (16, 64, 4)
-    rows: Tile = (4, 64, 4)
+    rows: Tile = (8, 64, 4)
     rows_back: Tile = (4, 64, 4)
     rows_back_registers: int | None = 128
     half_back: Tile = (8, 64, 4)
     pointwise: Tile = (128, 64, 4)
     pointwise_back: Tile = (64, 32, 4)
+    pointwise_back_registers: int | None = None
     programs: int = 132 * 8
     tables: tuple[int, int] = (64, 128)
     """Programs that share the copying of one parameter, and of one gradient."""
@@ -232,7 +233,7 @@ def _depthwise_backward_by_rows(
     y, (eps2, act2) = (dy, (0.0, 0)) if after is None else (after[0], (after[1].eps, after[1].act))
     post = None if after is None else after[1]
     _depthwise_rows_back(
-        (_chunks(window.n * -(-window.w // 2), rows, columns * x.sides)[1], columns, x.sides),
+        (_chunks(window.n * -(-window.w // 2), rows, 2 * columns * x.sides)[1], columns, x.sides),
         (dy.dense(), y.dense(), x.base, weight, dx, *_affine(norm, weight), found if norm is None else norm.found,
          *_affine(post, weight), found if post is None else post.found, found,
          x.side // a, x.row // a, window.n, x.channels // a, window.h, window.w, eps, eps2),
@@ -285,7 +286,7 @@ def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: T
     rows, block, warps = tuning.pointwise_back
     block = min(block, max(16, _power(x.channels)))
     columns = -(-x.channels // block)
-    each, chunks = _chunks(x.rows, rows, columns * x.sides)
+    each, chunks = _chunks(x.rows, rows, 2 * columns * x.sides)
     a, ao = _power_in(x.channels), _power_in(dy.channels)
     _pointwise_back(
         (chunks, columns, x.sides),
@@ -293,6 +294,7 @@ def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: T
          x.side // a, x.row // a, x.rows, x.channels // a, dy.channels // ao, norm.eps, each),
         (norm.act, a, ao, _wide(x), rows, block, max(16, _power(dy.channels))),
         warps if dy.channels <= 64 else 8,
+        tuning.pointwise_back_registers,
     )  # fmt: skip
     return Rows.whole(dx)
 

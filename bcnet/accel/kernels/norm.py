@@ -58,8 +58,9 @@ def blocks(C, A: tl.constexpr, BC: tl.constexpr):
 @triton.jit
 def moments(gamma, beta, sums, side, c, inside, M, C, eps):
     """Mean and 1/deviation of channels, and the norm as ``y * scale + shift``."""
-    mean = tl.load(sums + side * 2 * C + c, mask=inside, other=0.0) / M
-    square = tl.load(sums + side * 2 * C + C + c, mask=inside, other=0.0) / M
+    share = 1.0 / M  # once, not for every channel
+    mean = tl.load(sums + side * 2 * C + c, mask=inside, other=0.0) * share
+    square = tl.load(sums + side * 2 * C + C + c, mask=inside, other=0.0) * share
     rstd = tl.rsqrt(tl.maximum(square - mean * mean, 0.0) + eps)
     scale = rstd * tl.load(gamma + side * C + c, mask=inside, other=0.0)
     return mean, rstd, scale, tl.load(beta + side * C + c, mask=inside, other=0.0) - mean * scale
@@ -69,8 +70,9 @@ def moments(gamma, beta, sums, side, c, inside, M, C, eps):
 def slopes(gamma, beta, sums, found, side, c, inside, M, C, eps):
     """The norm as ``y * scale + shift``, and its gradient as ``g * scale - (y * slope + mean)``."""
     mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
-    g_mean = tl.load(found + side * 2 * C + c, mask=inside, other=0.0) / M
-    slope = tl.load(found + side * 2 * C + C + c, mask=inside, other=0.0) / M * rstd * scale
+    share = 1.0 / M
+    g_mean = tl.load(found + side * 2 * C + c, mask=inside, other=0.0) * share
+    slope = tl.load(found + side * 2 * C + C + c, mask=inside, other=0.0) * share * rstd * scale
     return scale, shift, slope, g_mean * scale - mean * slope
 
 

@@ -75,7 +75,7 @@ def pointwise_back(
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     o = tl.arange(0, BO)
     inside, there = c < C, o < N
-    mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
+    _, _, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
     both = there[:, None] & inside[None, :]
     place = side * (N * C) + o[:, None] * C + c[None, :]
     w = tl.load(weight + place, mask=both, other=0.0)
@@ -101,6 +101,8 @@ def pointwise_back(
         tl.store(dx + row[:, None] * C + c[None, :], g, mask=here)
         g = g.to(tl.float32)
         s += g
-        q += g * (v - mean[None, :])
-    _add(found + side * 2 * C, c, inside, C, tl.sum(s, 0), tl.sum(q * rstd[None, :], 0))
+        q += g * v
+    mean, rstd, _, _ = moments(gamma, beta, sums, side, c, inside, M, C, eps)
+    total = tl.sum(s, 0)
+    _add(found + side * 2 * C, c, inside, C, total, (tl.sum(q, 0) - total * mean) * rstd)
     tl.atomic_add(found_weight + place, dw, mask=both, sem="relaxed")

@@ -19,7 +19,8 @@ def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) ->
             flat = packed.full if places.packing.full[i] else packed.half
             at, count = int(offsets[i]), int(places.count[i])
             for side in range(places.sides):
-                flat[at + side * count : at + (side + 1) * count] = places.view(tensor, i, side).reshape(-1)
+                part = flat[at + side * count : at + (side + 1) * count].zero_()
+                places.packed(part, i).copy_(places.view(tensor, i, side))
 
 
 def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Sequence[Tensor]) -> None:
@@ -27,8 +28,8 @@ def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Se
     for places, one in zip(groups, found, strict=True):
         for i, f in enumerate(one):
             for side in range(places.sides):
-                slot = places.view(grads[i], i, side)
-                slot.add_(f.of(side, int(places.count[i])).float().sum(0).view(slot.shape))
+                given = f.of(side, int(places.count[i])).float().sum(0)
+                places.view(grads[i], i, side).add_(places.packed(given, i))
 
 
 def statistics(y: Rows, norm: Affine) -> None:
