@@ -19,7 +19,7 @@ from bcnet.data.options import LoadOptions
 from bcnet.errors import BcnetError, did_you_mean
 from bcnet.latency.timing import TimingConfig
 from bcnet.search.config import SearchConfig
-from bcnet.search.criteria import METHODS as CRITERION_METHODS
+from bcnet.search.criteria import ALLOTMENTS
 from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
@@ -54,7 +54,7 @@ class Prior:
 
 @checked
 @dataclass(frozen=True)
-class Healing:
+class HealingConfig:
     """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
     and batch-norm statistics of ``calibration`` training batches."""
 
@@ -114,7 +114,7 @@ class Recipe(BaseModel):
     reconstruct: bool = True
     allot: Compared | None = None
     score: Literal["steps", "cut", "supernet"] = "steps"
-    healing: Healing = Healing()
+    healing: HealingConfig = HealingConfig()
     method: str = "bcv2"
     sampling: PathSampling | None = None
     backward: Literal["path", "step"] = "path"
@@ -181,7 +181,7 @@ class Recipe(BaseModel):
             raise ValueError(f"{key} needs start: trained, as start: scratch throws the weights of the network away")
         if self.allot == "full":
             raise ValueError("allot is 'full', but the full network is not slim: name another, such as uniform")
-        if self.allot in CRITERION_METHODS and self.allot != "uniform" and self.start == "scratch":
+        if self.allot in ALLOTMENTS and self.allot != "uniform" and self.start == "scratch":
             raise ValueError(f"allot is {self.allot!r}, which judges trained channels: it needs start: trained")
         if self.search.strategy == "legr" and self.scorer == "supernet":
             raise ValueError("strategy legr ranks trained channels: it needs start: trained and score: steps or cut")
@@ -308,7 +308,7 @@ _GROUPS: dict[str, Any] = {
     "loading": LoadOptions,
     "latency": TimingConfig,
     "given": Optimisation,
-    "healing": Healing,
+    "healing": HealingConfig,
     "race": RaceConfig,
     "sampling": PathSampling,
     "supernet": Optimisation,

@@ -19,8 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-from bcnet.space.widths import Widths, WidthSpace
-from bcnet.supernet.principle import Principle, Side
+from bcnet.space.widths import Side, Widths, WidthSpace
+from bcnet.supernet.principle import Principle
 from bcnet.utils.settings import Count, Share, checked
 
 

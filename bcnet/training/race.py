@@ -69,7 +69,7 @@ class Results(Protocol):
 
 
 @dataclass
-class Entry:
+class Finalist:
     """A finalist: its network as it starts, and what was measured after each round it ran in."""
 
     name: str
@@ -105,7 +105,7 @@ class Racing:
 
     def run(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[Finalist],
         folder: Path,
         results: Results,
         progress: Callable[[str, Progress], None] | None = None,
@@ -121,7 +121,7 @@ class Racing:
             alive = self._survivors(alive, last=number == len(milestones))
         return self._best([self._finish(entry, folder, progress) for entry in alive])
 
-    def _survivors(self, alive: list[Entry], last: bool) -> list[Entry]:
+    def _survivors(self, alive: list[Finalist], last: bool) -> list[Finalist]:
         """The better half, or the best, and those that are worse by no more than chance, as many again at the most."""
         ranked = sorted(alive, key=lambda entry: self.rank(entry.rounds[-1]))
         left = self.race.survivors(len(alive), last)
@@ -156,7 +156,7 @@ class Racing:
 
     def _round(
         self,
-        entry: Entry,
+        entry: Finalist,
         number: int,
         epochs: int,
         folder: Path,
@@ -174,14 +174,14 @@ class Racing:
         results.keep(key, result)
         return result
 
-    def _finish(self, entry: Entry, folder: Path, progress: Callable[[str, Progress], None] | None) -> Winner:
+    def _finish(self, entry: Finalist, folder: Path, progress: Callable[[str, Progress], None] | None) -> Winner:
         network = entry.build()
         training = self._training(entry, network, folder)
         training.run(_named(progress, entry.name))
         training.finish()
         return Winner(entry.name, network, training.history)
 
-    def _training(self, entry: Entry, network: nn.Module, folder: Path) -> Any:
+    def _training(self, entry: Finalist, network: nn.Module, folder: Path) -> Any:
         return open_training(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )

@@ -107,6 +107,17 @@ def test_evolution_scores_only_feasible_widths_unless_told_otherwise() -> None:
     assert not all(t.feasible for t in search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, plain).trials)
 
 
+@pytest.mark.parametrize("pool", [1, 4])
+@pytest.mark.parametrize("percent", [10, 30, 60])
+def test_most_of_what_evolution_scores_uses_the_budget(percent: int, pool: int) -> None:
+    space, costs = chain(groups=24)
+    budgets, config = [f"flops={percent}%"], SearchConfig(evaluations=60, population=20, pool=pool)
+    trials = search(space, Concave(space), budgets, costs, config).trials
+    used = Constraints(space, costs, budgets).used(np.array([t.widths for t in trials]))
+    assert (used <= 1).all()
+    assert (used >= 0.95).mean() >= 0.5
+
+
 def test_same_seed_same_trials_and_another_seed_others() -> None:
     def course(seed: int) -> list[tuple[int, ...]]:
         config = dataclasses.replace(SMALL, seed=seed)

@@ -21,7 +21,7 @@ from bcnet.accel.fused_step.tape import Tape
 from bcnet.accel.kernels.pack import ALIGN, Packed, Packing, Parameter, Places
 from bcnet.accel.kernels.values import Goal
 from bcnet.errors import BcnetError
-from bcnet.supernet.principle import Side
+from bcnet.space.widths import Side
 from bcnet.supernet.supernet import Plan, Supernet
 
 Path = tuple[ArrayLike, Side]

@@ -10,7 +10,7 @@ from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, fast_step, rows_of
 from bcnet.run.stages.configurations import finalists
 from bcnet.run.stages.retrain import fine_tuning
-from bcnet.training.race import Entry, Racing
+from bcnet.training.race import Finalist, Racing
 from bcnet.utils.progress import training_steps
 
 
@@ -38,7 +38,7 @@ def race(run: Run) -> None:
         run.listener.note("there is one finalist, so there is nothing to race against")
     config, teacher = fine_tuning(run)
     racing = Racing(r.race, run.data, config, task=run.task_given, teacher=teacher, by=r.rank_by, fast=fast_step(run))
-    entries = [Entry(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]
+    entries = [Finalist(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]
     told = {name: training_steps(run.listener, f"race: {name}") for name in widths}
     winner = racing.run(
         entries,
