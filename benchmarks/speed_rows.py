@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from supernet_speed_base import four_paths
 from torch import Tensor, nn
 
 from bcnet.accel import SharedEvaluator
-from bcnet.accel.fused_step import FusedEngine, PlainStep
+from bcnet.accel.enumeration.score_all import score_all
+from bcnet.accel.fused_step import FusedEngine, PlainStep, plain_step
 from bcnet.accel.kernels import reference
+from bcnet.data.source import LoaderSource
 from bcnet.models import MODELS, build
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.run.recipe import Recipe
@@ -37,6 +40,8 @@ from bcnet.space.network import NetworkSpace, trace
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
 from bcnet.training.cuda_graph import CudaGraphStep
+from bcnet.training.optim import Optimisation
+from bcnet.training.retraining import Retraining, retrain
 from bcnet.utils.provenance import provenance
 
 IMAGENET_IMAGES, HOUR = 1_281_167, 3600.0
@@ -211,6 +216,7 @@ def scoring(bench: Bench) -> dict[str, Any]:
 FIRST_STEP = """
 import time; start = time.perf_counter()
 import torch
+from bcnet.accel.enumeration.score_all import score_all
 from bcnet.accel.fused_step import PlainStep
 from bcnet.accel.kernels import reference
 from bcnet.models import build
@@ -275,6 +281,25 @@ def imagenet(bench: Bench, name: str) -> dict[str, Any]:
     return {**found, "images_per_second": 1e3 * len(x) / found["retrain_ms"], "hours_1": hours, "hours_8": hours / 8}
 
 
+def memory(bench: Bench) -> dict[str, Any]:
+    """Whether training and enumeration go on in parts, with a notice, where a GPU has 4 GiB."""
+    x, y = bench.batch(4096, 32)
+    narrow = (8, 16, 16, 16, 8, 16, 16)
+    made = channel_bench_mobilenet(narrow) if bench.tiny else channel_bench_mobilenet()
+    if not bench.tiny:
+        torch.cuda.set_per_process_memory_fraction(4 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+    config = Retraining(Optimisation(epochs=1, lr=0.01, bf16=not bench.tiny))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        history = retrain(
+            made.to(bench.device), LoaderSource([(x, y)] * 2), config, fast=lambda n, x, loss: plain_step(n, x, loss)[0]
+        )
+        torch.cuda.empty_cache()
+        net = supernet_of(bench, channel_bench_mobilenet(narrow) if bench.tiny else channel_bench_mobilenet(), 32, 2)
+        scored = score_all(net, [(x[:2048], y[:2048])])
+    return {"notices": [str(w.message) for w in heard], "losses": str(history)[:300], "scored": len(scored.widths)}
+
+
 ROWS: dict[str, tuple[int, Callable[[Bench], dict[str, Any]]]] = {
     "supernet step, MobileNet space": (40, lambda b: space_row(b, channel_bench_mobilenet)),
     "supernet step, ResNet space": (40, lambda b: space_row(b, channel_bench_resnet)),
@@ -283,6 +308,7 @@ ROWS: dict[str, tuple[int, Callable[[Bench], dict[str, Any]]]] = {
     "ResNet50": (45, resnet50),
     "scoring": (60, scoring),
     "start": (60, start),
+    "memory": (60, memory),
     "all networks, MobileNet space": (60, lambda b: enumeration(b, "mobilenet")),
     "all networks, ResNet space": (90, lambda b: enumeration(b, "resnet")),
     **{f"imagenet {name}": (40, lambda b, name=name: imagenet(b, name)) for name in RECIPES},  # type: ignore[misc]
