@@ -24,7 +24,6 @@ Once = Callable[[], object]
 
 
 @checked
-@dataclass(frozen=True)
 class TimingConfig:
     """How to measure: ``batch`` inputs at once, ``threads`` of the CPU (torch's own number where left out),
     ``backend`` torch or onnxruntime, and up to ``seconds`` for each figure."""

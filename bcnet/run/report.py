@@ -78,7 +78,10 @@ def _point(row: dict[str, Any]) -> TradeoffPoint:
 
 
 def _write_page(run: RunFolder, page: str, out: str | Path | None) -> Path:
-    path = run.path("report.html") if out is None else Path(out)
+    if out is None:
+        run.write_file("report.html", page.encode())
+        return run.path("report.html")
+    path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, "utf-8")

@@ -31,7 +31,6 @@ PARTS = 40
 
 
 @checked
-@dataclass(frozen=True)
 class RaceConfig:
     """``finalists`` begin; after each of ``rounds`` the better half goes on, after the last one alone, and with them
     those that are worse by no more than chance, as many again at the most. The rounds take ``epochs`` of the training
