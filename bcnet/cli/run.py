@@ -121,15 +121,15 @@ def run(
 def _method(name: str | None) -> dict[str, Any]:
     """What ``--method`` changes: how a supernet is trained, or widths and channels by a criterion without a search."""
     from bcnet.run.recipe import Compared
-    from bcnet.search.criteria import METHODS as CRITERIA
-    from bcnet.supernet.paths import METHODS as SUPERNETS
+    from bcnet.search.criteria import ALLOTMENTS
+    from bcnet.supernet.paths import METHODS
 
     allotments = [known for known in get_args(Compared) if known != "full"]
-    if name is None or name in SUPERNETS:
+    if name is None or name in METHODS:
         return {"method": name}
     if name not in allotments:
-        raise BcnetError(f"unknown method {name!r:.40}: there are {', '.join([*SUPERNETS, *allotments])}")
-    return {"allot": name, "keep": CRITERIA[name].criterion if name in CRITERIA else None}
+        raise BcnetError(f"unknown method {name!r:.40}: there are {', '.join([*METHODS, *allotments])}")
+    return {"allot": name, "keep": ALLOTMENTS[name].criterion if name in ALLOTMENTS else None}
 
 
 def _create(run: Run, recipe: Recipe) -> None:

@@ -20,6 +20,7 @@ from bcnet.latency.timing import threads
 from bcnet.run.pipeline import stages_of
 from bcnet.run.session import Run
 from bcnet.run.stages.retrain import ONCE
+from bcnet.run.stages.search import SCREENED
 from bcnet.search.constraints import format_cost
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
@@ -29,12 +30,10 @@ from bcnet.utils.random_state import kept_random_state
 
 STEPS, LONGEST = 4, 3.0
 """Steps that are timed after a first one, and the seconds after which that ends."""
-SCREENED = 4
-"""Configurations cut for each that begins a search among inherited networks."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Seconds by stage, and bytes: of memory at the most, of disk in the run's folder."""
 
     seconds: dict[str, float]
@@ -45,11 +44,11 @@ class Plan:
     def total(self) -> float:
         return sum(self.seconds.values())
 
-    def until(self, stage: str) -> Plan:
+    def until(self, stage: str) -> RunPlan:
         """The plan of a run that stops after ``stage``."""
         names = list(self.seconds)
         last = names.index(stage) + 1 if stage in names else len(names)
-        return Plan({name: self.seconds[name] for name in names[:last]}, self.memory, self.disk)
+        return RunPlan({name: self.seconds[name] for name in names[:last]}, self.memory, self.disk)
 
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items() if seconds >= 1)
@@ -78,7 +77,7 @@ class _Pace:
 
 
 @kept_random_state()
-def make_plan(run: Run) -> Plan:
+def make_plan(run: Run) -> RunPlan:
     """Measure and add up; the run must be traced."""
     with threads(run.recipe.threads):
         pace = _measured(run)
@@ -90,7 +89,7 @@ def make_plan(run: Run) -> Plan:
         own = sum(seconds.pop(name) for name in ("search", "race", "retrain") if name in seconds)
         seconds["targets"] = several * own
     known = {name: seconds.get(name, 0.0) for name in order if not run.done(name)}
-    return Plan(known, _memory(run), several * _disk(run))
+    return RunPlan(known, _memory(run), several * _disk(run))
 
 
 def _measured(run: Run) -> _Pace:

@@ -7,7 +7,7 @@ answered in one sentence that names the key. Where a recipe is silent, the defau
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from bcnet.data.options import LoadOptions
 from bcnet.errors import BcnetError, did_you_mean
 from bcnet.latency.timing import TimingConfig
 from bcnet.search.config import SearchConfig
-from bcnet.search.criteria import METHODS as CRITERION_METHODS
+from bcnet.search.criteria import ALLOTMENTS
 from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
@@ -43,7 +43,6 @@ FOLDER = Path(__file__).parent / "recipes"
 
 
 @checked
-@dataclass(frozen=True)
 class Prior:
     """The prior population: from the ``best`` widths trained (null: from all of them), after the first ``after`` (a
     share) of the steps."""
@@ -53,8 +52,7 @@ class Prior:
 
 
 @checked
-@dataclass(frozen=True)
-class Healing:
+class HealingConfig:
     """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
     and batch-norm statistics of ``calibration`` training batches."""
 
@@ -64,26 +62,13 @@ class Healing:
 
 
 class Recipe(BaseModel):
-    """What a run does. ``seed`` is the one seed of everything in it.
+    """What a run does. ``bcnet recipe show`` says what every key means (:mod:`bcnet.run.recipe_comments`).
 
-    ``start: trained`` begins with the network as it is given: ``weights`` (a file) or ``pretrained`` ones, or those it
-    has; where it knows nothing yet it is trained first, as ``given`` says. Slim networks inherit its most important
-    channels by the criterion ``keep``, ``reconstruct`` makes up for the others by least squares, and the given network
-    teaches them. The search ranks them by ``score`` (what is left after the ``cut``, after some ``steps`` of
-    ``healing``, or in a ``supernet`` that starts from its weights), and the finalists ``race``; ``allot`` names widths
-    to take without a search instead, by a criterion or a rule. ``start: scratch`` is the paper's way: a supernet from
-    random weights, and networks trained from scratch. ``targets`` are several budgets, each with a slim network of its
-    own.
-
-    ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
-    of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
-    is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
-    which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
-    loss, and losses that do to uniform widths. ``bf16`` is the precision of all training;
-    left out, it is that of a GPU which has it. ``least`` is the fewest channels a layer may keep; widths are multiples
-    of ``round_to``, left out: of what the hardware likes where a budget names latency, else of 1. ``latency`` says how
-    it is measured. ``repeats`` is how often slim networks are trained: more than once gives intervals over trainings.
-    ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
+    ``start: trained`` begins with the network as it is given; where it knows nothing yet it is trained first. Slim
+    networks inherit its most important channels, it teaches them, the search ranks them by ``score``, and the finalists
+    race; ``allot`` names widths to take without a search. ``start: scratch`` is the paper's way: a supernet from random
+    weights, and networks trained from scratch. Percentages of budgets are of the network as it was given, also where
+    ``widen`` searches around a wider one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -114,7 +99,7 @@ class Recipe(BaseModel):
     reconstruct: bool = True
     allot: Compared | None = None
     score: Literal["steps", "cut", "supernet"] = "steps"
-    healing: Healing = Healing()
+    healing: HealingConfig = HealingConfig()
     method: str = "bcv2"
     sampling: PathSampling | None = None
     backward: Literal["path", "step"] = "path"
@@ -181,7 +166,7 @@ class Recipe(BaseModel):
             raise ValueError(f"{key} needs start: trained, as start: scratch throws the weights of the network away")
         if self.allot == "full":
             raise ValueError("allot is 'full', but the full network is not slim: name another, such as uniform")
-        if self.allot in CRITERION_METHODS and self.allot != "uniform" and self.start == "scratch":
+        if self.allot in ALLOTMENTS and self.allot != "uniform" and self.start == "scratch":
             raise ValueError(f"allot is {self.allot!r}, which judges trained channels: it needs start: trained")
         if self.search.strategy == "legr" and self.scorer == "supernet":
             raise ValueError("strategy legr ranks trained channels: it needs start: trained and score: steps or cut")
@@ -308,7 +293,7 @@ _GROUPS: dict[str, Any] = {
     "loading": LoadOptions,
     "latency": TimingConfig,
     "given": Optimisation,
-    "healing": Healing,
+    "healing": HealingConfig,
     "race": RaceConfig,
     "sampling": PathSampling,
     "supernet": Optimisation,

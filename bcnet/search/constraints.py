@@ -25,7 +25,7 @@ _COUNT = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T"
 _BYTES = {"B": 1, "KB": 10**3, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 FULL = 0.95
-"""The share of a budget that random networks should use at least."""
+"""The share of a budget that random networks and offspring should use at least."""
 UNITS: dict[str, dict[str, int]] = {"flops": _COUNT, "params": _COUNT, "memory": _BYTES, "latency": _TIME}
 
 
@@ -157,8 +157,14 @@ class Constraints:
             bad = bad[~self.feasible(self.space.decode(index[bad]))]
         return index
 
-    def fill(self, widths: Widths, rng: np.random.Generator) -> Widths:
-        """Feasible widths (n, L), each raised a candidate of a random variable at a time until none more fits.
+    def used(self, widths: Widths) -> NDArray[np.float64]:
+        """The share that widths (n, L) use of the budget they come nearest to: (n,)."""
+        share: NDArray[np.float64] = 1 + self.excess(widths).max(axis=1)
+        return share
+
+    def fill(self, widths: Widths, rng: np.random.Generator, enough: float = math.inf) -> Widths:
+        """Feasible widths (n, L), each raised a candidate of a random variable at a time until none more fits, or until
+        it uses ``enough`` of a budget.
 
         Costs rise with every width, so a variable that does not fit once never will; bounded by the candidates.
         """
@@ -166,7 +172,7 @@ class Constraints:
         last = np.array([len(v.candidates) - 1 for v in self.space.variables])
         room = np.ones(index.shape, dtype=bool)
         for _ in range(int(last.sum()) + len(last)):
-            room &= index < last
+            room &= (index < last) & (self.used(self.space.decode(index)) < enough)[:, None]
             rows = np.flatnonzero(room.any(axis=1))
             if not len(rows):
                 break
@@ -182,12 +188,12 @@ class Constraints:
         """``n`` random widths (n, L) that use the budgets: random feasible ones, filled, drawn again while they leave
         more than 5 % of every budget. After ``tries`` draws the fullest met are taken, as candidates may be too few."""
         drawn = [self.fill(self.sample(rng, n)[0], rng)]
-        used = [1 + self.excess(drawn[0]).max(axis=1)]
+        used = [self.used(drawn[0])]
         for _ in range(tries - 1):
             if sum(int((u >= FULL).sum()) for u in used) >= n:
                 break
             drawn.append(self.fill(self.sample(rng, n)[0], rng))
-            used.append(1 + self.excess(drawn[-1]).max(axis=1))
+            used.append(self.used(drawn[-1]))
         shares = np.concatenate(used)
         order = np.argsort(-np.minimum(shares, FULL), kind="stable")  # all that are full enough count alike
         return np.concatenate(drawn)[order[:n]]

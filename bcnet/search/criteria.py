@@ -22,7 +22,7 @@ from bcnet.space.widths import Widths, WidthSpace
 Scope = Literal["local", "global", "isomorphic"]
 
 
-class Method(NamedTuple):
+class Allotment(NamedTuple):
     """How a rival cuts a network: by which criterion, and in which scope it allots widths."""
 
     criterion: str
@@ -30,17 +30,17 @@ class Method(NamedTuple):
 
 
 _SHARED: tuple[Scope, ...] = ("global", "isomorphic")
-METHODS: dict[str, Method] = {"uniform": Method("l2", "local")} | {
-    f"{criterion}-{scope}": Method(criterion, scope) for scope in _SHARED for criterion in CRITERIA
+ALLOTMENTS: dict[str, Allotment] = {"uniform": Allotment("l2", "local")} | {
+    f"{criterion}-{scope}": Allotment(criterion, scope) for scope in _SHARED for criterion in CRITERIA
 }
 
 
-def find_method(name: str) -> Method:
+def find_allotment(name: str) -> Allotment:
     """The method a recipe calls ``name``, or a :class:`BcnetError` that lists them."""
-    if name not in METHODS:
-        guess = did_you_mean(name, METHODS) or f"there are {', '.join(METHODS)}"
+    if name not in ALLOTMENTS:
+        guess = did_you_mean(name, ALLOTMENTS) or f"there are {', '.join(ALLOTMENTS)}"
         raise BcnetError(f"unknown method {name!r:.40}: {guess}")
-    return METHODS[name]
+    return ALLOTMENTS[name]
 
 
 def allot(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import gcd
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +29,7 @@ from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
 from bcnet.space.state import state_of
-from bcnet.space.widths import Widths, WidthSpace, WidthVariable, candidates
-
-Side = Literal["left", "right"]
+from bcnet.space.widths import Side, Widths, WidthSpace, WidthVariable, candidates
 
 
 def trace(

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ MAX_WIDTH = 2**20  # no layer is wider; keeps a hostile file from claiming all m
 
 Widths = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Side = Literal["left", "right"]
 
 
 def candidates(largest: int, groups: int, base: int = 1, unit: int = 1, least: int = 1) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from typing import Literal
 
 import numpy as np
 
-from bcnet.space.widths import Widths, WidthSpace
-from bcnet.supernet.principle import Principle, Side
+from bcnet.space.widths import Side, Widths, WidthSpace
+from bcnet.supernet.principle import Principle
 from bcnet.utils.settings import Count, Share, checked
 
 
@@ -35,7 +35,6 @@ class Path:
 
 
 @checked
-@dataclass(frozen=True)
 class PathSampling:
     """``draws`` widths are sampled uniformly a step; ``complement`` adds the complement of each; ``sides``
     trains both, alternates them by batch with the same widths twice, or takes the left only. ``sandwich`` adds the

@@ -20,15 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bcnet.errors import BcnetError, did_you_mean
-from bcnet.space.widths import WidthVariable
+from bcnet.space.widths import Side, WidthVariable
 
-Side = Literal["left", "right"]
 SIDES: tuple[Side, ...] = ("left", "right")
 
 

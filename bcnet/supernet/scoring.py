@@ -18,8 +18,7 @@ from torch import Tensor
 
 from bcnet.data.source import Batch, Source
 from bcnet.errors import BcnetError
-from bcnet.space.network import Side
-from bcnet.space.widths import Floats, Widths
+from bcnet.space.widths import Floats, Side, Widths
 from bcnet.supernet.supernet import Plan, Stats, Supernet
 from bcnet.training import distributed
 from bcnet.training.allocator import tune_allocator

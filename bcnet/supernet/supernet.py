@@ -22,10 +22,11 @@ from torch.utils._pytree import tree_unflatten
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
-from bcnet.space.network import NetworkSpace, Side
+from bcnet.space.network import NetworkSpace
 from bcnet.space.operators.table import bind
 from bcnet.space.resize import sliced
 from bcnet.space.rewrite import Slot, held_by, put, rewrite
+from bcnet.space.widths import Side
 from bcnet.supernet.principle import Principle, get_principle
 from bcnet.training import distributed
 
@@ -60,9 +61,9 @@ class Supernet(nn.Module):
             put(self, name, parameter)
         for name, buffer in network.named_buffers(remove_duplicate=False):
             put(self, name, buffer)
-        self._engine = _Engine(space)
-        self._tapped: _Engine | None = None
-        self._state = [held_by(self, name) for name in self._engine.names]
+        self._graph = _PathGraph(space)
+        self._tapped: _PathGraph | None = None
+        self._state = [held_by(self, name) for name in self._graph.names]
 
     @property
     def space(self) -> NetworkSpace:
@@ -79,7 +80,7 @@ class Supernet(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Supernet:
         """A supernet with weights of its own; what describes the network is shared."""
-        memo |= {id(shared): shared for shared in (self._space, self._engine, self._tapped)}
+        memo |= {id(shared): shared for shared in (self._space, self._graph, self._tapped)}
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__dict__ = copy.deepcopy(self.__dict__, memo)
         return twin
@@ -92,7 +93,7 @@ class Supernet(nn.Module):
             raise BcnetError(f"side is {side!r}, but it must be left or right")
         units = tuple(self._space.units(checked))
         taken: Side = side if side in self._principle.sides else "left"
-        return Plan(units, taken, tuple(size.at(units) for size in self._engine.sizes))
+        return Plan(units, taken, tuple(size.at(units) for size in self._graph.sizes))
 
     def forward(self, x: Any, widths: ArrayLike, side: Side = "left", stats: Stats | None = None) -> Any:
         """The output of one path on ``x`` (n, C, H, W), or on the tuple or dictionary that the network takes.
@@ -113,7 +114,7 @@ class Supernet(nn.Module):
 
     def axes(self) -> list[tuple[Axis, ...] | None]:
         """How each of :meth:`state` is made up of variables; None where it does not vary."""
-        return self._engine.axes
+        return self._graph.axes
 
     def views(self, plan: Plan) -> list[Tensor]:
         """The slices of :meth:`state` that a path uses."""
@@ -123,7 +124,7 @@ class Supernet(nn.Module):
         """The slices of tensors, in the order of :meth:`state`, that a path uses."""
         return [
             tensor if axes is None else sliced(tensor, axes, plan.units, self._total, plan.side)
-            for tensor, axes in zip(state, self._engine.axes, strict=True)
+            for tensor, axes in zip(state, self._graph.axes, strict=True)
         ]
 
     def run(
@@ -134,21 +135,21 @@ class Supernet(nn.Module):
         ``tap(x, name)`` may change the output of every batch norm; ``name`` is that of its weight.
         """
         if tap is not None and self._tapped is None:
-            self._tapped = _Engine(self._space, tapped=True)
-        engine = self._engine if tap is None or self._tapped is None else self._tapped
-        return engine.call(x, self._given(views, stats), plan.sizes, stats is None, self.training, tap)
+            self._tapped = _PathGraph(self._space, tapped=True)
+        graph = self._graph if tap is None or self._tapped is None else self._tapped
+        return graph.call(x, self._given(views, stats), plan.sizes, stats is None, self.training, tap)
 
     @torch.no_grad()
     def statistics(self, plan: Plan, x: Any, views: Sequence[Tensor]) -> Stats:
         """The statistics of the batch ``x`` at every batch norm of a path, by buffer name; dropout is off."""
-        stats = {name: torch.zeros_like(views[i]) for i, name in self._engine.statistics.items()}
-        self._engine.call(x, self._given(views, stats), plan.sizes, True, False)
+        stats = {name: torch.zeros_like(views[i]) for i, name in self._graph.statistics.items()}
+        self._graph.call(x, self._given(views, stats), plan.sizes, True, False)
         return stats
 
     def _given(self, views: Sequence[Tensor], stats: Stats | None) -> list[Tensor | None]:
         """What the graph takes for its state: views, with ``stats`` in place of running statistics."""
         given: list[Tensor | None] = list(views)
-        for i, name in self._engine.statistics.items():
+        for i, name in self._graph.statistics.items():
             given[i] = None if stats is None else stats[name]
         return given
 
@@ -160,7 +161,7 @@ def _tap(tap: Tap, x: Tensor, name: str) -> Tensor:
     return tap(x, name)
 
 
-class _Engine:
+class _PathGraph:
     """The captured graph as one Python function of (inputs, state, sizes, flags)."""
 
     def __init__(self, space: NetworkSpace, tapped: bool = False):

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bcnet.data.source import Source
 from bcnet.errors import BcnetError
+from bcnet.space.widths import Side
 from bcnet.supernet.gradients import PathGradients
 from bcnet.supernet.loss_log import LossLog
 from bcnet.supernet.paths import Path, PathSampling
-from bcnet.supernet.principle import Side
 from bcnet.supernet.supernet import Supernet
 from bcnet.training.loop import Loop, Progress
 from bcnet.training.optim import Optimisation
@@ -49,7 +49,6 @@ class StepEngine(Protocol):
 
 
 @checked
-@dataclass(frozen=True)
 class SupernetTraining:
     """How a supernet is trained.
 

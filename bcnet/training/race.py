@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import Batch, Data, Source
-from bcnet.training.loop import History, Progress
+from bcnet.training.loop import History, Loop, Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, checked
@@ -31,7 +31,6 @@ PARTS = 40
 
 
 @checked
-@dataclass(frozen=True)
 class RaceConfig:
     """``finalists`` begin; after each of ``rounds`` the better half goes on, after the last one alone, and with them
     those that are worse by no more than chance, as many again at the most. The rounds take ``epochs`` of the training
@@ -69,7 +68,7 @@ class Results(Protocol):
 
 
 @dataclass
-class Entry:
+class Finalist:
     """A finalist: its network as it starts, and what was measured after each round it ran in."""
 
     name: str
@@ -79,11 +78,12 @@ class Entry:
 
 @dataclass
 class Winner:
-    """The network that won, trained to the end, its name and its history."""
+    """The network that won, trained to the end; ``curve`` is what held-out images said of it since the last round."""
 
     name: str
     network: nn.Module
     history: History
+    curve: list[dict[str, Any]]
 
 
 class Racing:
@@ -105,7 +105,7 @@ class Racing:
 
     def run(
         self,
-        entries: Sequence[Entry],
+        entries: Sequence[Finalist],
         folder: Path,
         results: Results,
         progress: Callable[[str, Progress], None] | None = None,
@@ -121,7 +121,7 @@ class Racing:
             alive = self._survivors(alive, last=number == len(milestones))
         return self._best([self._finish(entry, folder, progress) for entry in alive])
 
-    def _survivors(self, alive: list[Entry], last: bool) -> list[Entry]:
+    def _survivors(self, alive: list[Finalist], last: bool) -> list[Finalist]:
         """The better half, or the best, and those that are worse by no more than chance, as many again at the most."""
         ranked = sorted(alive, key=lambda entry: self.rank(entry.rounds[-1]))
         left = self.race.survivors(len(alive), last)
@@ -156,7 +156,7 @@ class Racing:
 
     def _round(
         self,
-        entry: Entry,
+        entry: Finalist,
         number: int,
         epochs: int,
         folder: Path,
@@ -167,21 +167,41 @@ class Racing:
         known = results.known(key)
         if known is not None:
             return known
-        network = entry.build()
+        network, curve = entry.build(), list[dict[str, Any]]()
         training = self._training(entry, network, folder)
-        training.run(_named(progress, entry.name), epochs)
-        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(network)}
+        training.run(self._watched(entry.name, training, curve, progress), epochs)
+        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(network), "curve": curve}
         results.keep(key, result)
         return result
 
-    def _finish(self, entry: Entry, folder: Path, progress: Callable[[str, Progress], None] | None) -> Winner:
-        network = entry.build()
+    def _finish(self, entry: Finalist, folder: Path, progress: Callable[[str, Progress], None] | None) -> Winner:
+        network, curve = entry.build(), list[dict[str, Any]]()
         training = self._training(entry, network, folder)
-        training.run(_named(progress, entry.name))
+        training.run(self._watched(entry.name, training, curve, progress))
         training.finish()
-        return Winner(entry.name, network, training.history)
+        return Winner(entry.name, network, training.history, curve)
 
-    def _training(self, entry: Entry, network: nn.Module, folder: Path) -> Any:
+    def _watched(
+        self,
+        name: str,
+        training: Loop,
+        curve: list[dict[str, Any]],
+        progress: Callable[[str, Progress], None] | None,
+    ) -> Callable[[Progress], None]:
+        """``progress`` of one finalist, which also adds to ``curve`` what the network has on the held-out images after
+        every epoch but the last, which is measured anyway."""
+
+        def told(state: Progress) -> None:
+            if progress is not None:
+                progress(name, state)
+            if state.step % training.per_epoch == 0 and state.step < state.steps:
+                found = evaluate(training.net, self.data.val, self.task, bf16=self.config.optimisation.bf16)
+                measured = {"score": found["score"], "loss": found["loss"]}
+                curve.append({"name": name, "epochs": state.step // training.per_epoch, **measured})
+
+        return told
+
+    def _training(self, entry: Finalist, network: nn.Module, folder: Path) -> Loop:
         return open_training(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )
@@ -209,7 +229,3 @@ def _worse(one: dict[str, Any], other: dict[str, Any]) -> bool:
         return True
     difference = parts[0] - parts[1]
     return bool(difference.mean() > CLEAR * difference.std(ddof=1) / len(difference) ** 0.5)
-
-
-def _named(progress: Callable[[str, Progress], None] | None, name: str) -> Callable[[Progress], None] | None:
-    return None if progress is None else lambda state: progress(name, state)

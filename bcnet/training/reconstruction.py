@@ -11,12 +11,13 @@ statistics of these images on the way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.network import NetworkSpace
@@ -28,7 +29,11 @@ POSITIONS = 2**14
 """Of images and their pixels, from which a layer's ``M`` is taken, at most."""
 ROOM = 2**30
 """Bytes that the activations of the images may take in each network, and what layers of the full one read."""
-READERS = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
+AT_FULL_SIZE = ("cuda",)
+"""Devices on which convolutions of slim networks run among zeros, as large as in the full network: their libraries look
+for a kernel whenever a shape is new, which takes far longer than the convolution."""
+CONVOLUTIONS = ("aten::conv1d", "aten::conv2d", "aten::conv3d")
+READERS = (*CONVOLUTIONS, "aten::linear")
 
 
 def inherited(
@@ -55,21 +60,30 @@ class Inheritance:
         self._images = _some(space, batches)
         self._kept: list[_Reading] | None = None
         self._fits = True
+        self._convolutions: dict[str, _Wide] | None = None
 
     @torch.no_grad()
     def __call__(self, widths: ArrayLike, keep: Keep) -> nn.Module:
+        """The network at ``widths`` (L,), on the device where the space builds; both are run where the images are."""
         chosen = self.space.check(widths)
         kept = kept_units(self.space, self.space.units(chosen), keep, self.network)
         slim = self.space.build(chosen, weights_of=self.network, keep=kept)
         if not self._images:
             return slim
-        cut = self.space.from_graph(chosen, self.network, kept)
-        _Adjustment(self.space, cut, kept).run(self._images, self._readings())
+        cut = self.space.from_graph(chosen, self.network, kept).to(self._images[0].device)
+        _Adjustment(self.space, cut, kept, self._wide()).run(self._images, self._readings())
         adjusted = {**dict(cut.named_parameters()), **dict(cut.named_buffers())}
         for name, tensor in [*slim.named_parameters(), *slim.named_buffers()]:
             if name in adjusted:
                 tensor.copy_(adjusted[name])
         return slim
+
+    def _wide(self) -> dict[str, _Wide]:
+        """The convolutions that are to run at full size."""
+        if self._convolutions is None:
+            there = self._images[0].device.type in AT_FULL_SIZE
+            self._convolutions = _convolutions(self.space.from_graph(self.space.max, self.network)) if there else {}
+        return self._convolutions
 
     def _readings(self) -> Iterable[_Reading]:
         """What the layers of the given network read, in order."""
@@ -85,12 +99,13 @@ class Inheritance:
         return self._read() if self._kept is None else self._kept
 
     def _read(self) -> Iterator[_Reading]:
-        full = self.space.from_graph(self.space.max, self.network)
-        device = next(full.parameters()).device
-        lanes = [_Lane(full, x.to(device)) for x in self._images]
+        full = self.space.from_graph(self.space.max, self.network).to(self._images[0].device)
+        lanes = [_Lane(full, x) for x in self._images]
         for number, node in enumerate(full.graph.nodes):
-            if node.op == "call_function" and (last := _reads_last(node)) is not None:
-                args, env = bind(node.target, node.args, node.kwargs), lanes[0].env
+            last = _reads_last(node)
+            args = {} if last is None else bind(node.target, node.args, node.kwargs)
+            if last is not None and args.get("groups", 1) == 1:
+                env = lanes[0].env
                 x = _positions([lane.env[args["input"]] for lane in lanes], last)
                 yield _Reading(number, x, env[args["weight"]], env.get(args["bias"]))
             for lane in lanes:
@@ -108,7 +123,7 @@ class _Reading(NamedTuple):
 
 def _reads_last(node: fx.Node) -> bool | None:
     """Whether a layer reads its last dimension (linear) or its second; None where it is no such layer."""
-    name = name_of(node.target)
+    name = name_of(node.target) if node.op == "call_function" else ""
     return name == "aten::linear" if name in READERS else None
 
 
@@ -126,30 +141,74 @@ def _some(space: NetworkSpace, batches: Iterable[tuple[Tensor, Any]]) -> list[Te
 
 
 class _Lane(fx.Interpreter):
-    """One batch on its way through a network, operator by operator; what is not needed any more is let go."""
+    """One batch on its way through a network, operator by operator; what is not needed any more is let go.
 
-    def __init__(self, network: fx.GraphModule, x: Tensor):
+    Convolutions whose nodes ``wide`` names are computed at the size that it says."""
+
+    def __init__(self, network: fx.GraphModule, x: Tensor, wide: Mapping[str, _Wide] | None = None):
         super().__init__(network)
         self.env: dict[fx.Node, Any] = {}
         self.args_iter = iter((x,))
+        self.wide = wide or {}
 
     def advance(self, node: fx.Node) -> None:
         self.env[node] = self.run_node(node)
         for done in self.user_to_last_uses.get(node, ()):
             del self.env[done]
 
+    def run_node(self, n: fx.Node) -> Any:
+        if n.name not in self.wide:
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        return _among_zeros(n.target, bind(n.target, args, kwargs), self.wide[n.name])
+
+
+class _Wide(NamedTuple):
+    """A convolution of the full network: the shape of its weight, and whether each channel is a group."""
+
+    shape: torch.Size
+    depthwise: bool
+
+
+def _convolutions(full: fx.GraphModule) -> dict[str, _Wide]:
+    """Those without groups, and those with a group for each channel, by their nodes."""
+    state, found = dict(full.named_parameters()), {}
+    for node in full.graph.nodes:
+        if node.op == "call_function" and name_of(node.target) in CONVOLUTIONS:
+            args = bind(node.target, node.args, node.kwargs)
+            weight, groups = state.get(str(args["weight"].target)), args["groups"]
+            if weight is not None and (groups == 1 or (groups == len(weight) and weight.shape[1] == 1)):
+                found[node.name] = _Wide(weight.shape, groups > 1)
+    return found
+
+
+def _among_zeros(convolve: Any, args: dict[str, Any], wide: _Wide) -> Tensor:
+    """A convolution as wide as the full network's: channels of zeros are added to its weight, bias and input."""
+    x, weight, bias, out = args["input"], args["weight"], args["bias"], wide.shape[0]
+    filled = weight.new_zeros(wide.shape)
+    filled[: weight.shape[0], : weight.shape[1]] = weight
+    inputs = out if wide.depthwise else wide.shape[1]
+    more = {
+        "input": functional.pad(x, (0, 0) * (x.dim() - 2) + (0, inputs - x.shape[1])),
+        "weight": filled,
+        "bias": None if bias is None else functional.pad(bias, (0, out - len(bias))),
+        "groups": out if wide.depthwise else 1,
+    }
+    found: Tensor = convolve(**args | more)
+    return found[:, : len(weight)]
+
 
 class _Adjustment:
     """The slim network, adjusted layer by layer as it runs."""
 
-    def __init__(self, space: NetworkSpace, slim: fx.GraphModule, kept: Kept):
-        self.space, self.slim, self.kept = space, slim, kept
+    def __init__(self, space: NetworkSpace, slim: fx.GraphModule, kept: Kept, wide: Mapping[str, _Wide]):
+        self.space, self.slim, self.kept, self.wide = space, slim, kept, wide
         self.device = next(slim.parameters()).device
         self.total = [v.count for v in space.coupling.variables]
         self.uses = Counter(str(n.target) for n in slim.graph.nodes if n.op == "get_attr" for _ in n.users)
 
     def run(self, images: list[Tensor], readings: Iterable[_Reading]) -> None:
-        lanes = [_Lane(self.slim, x.to(self.device)) for x in images]
+        lanes = [_Lane(self.slim, x, self.wide) for x in images]
         waiting = iter(readings)
         reading = next(waiting, None)
         for number, node in enumerate(self.slim.graph.nodes):
@@ -166,7 +225,7 @@ class _Adjustment:
         own, env = bind(node.target, node.args, node.kwargs), lanes[0].env
         name = str(own["weight"].target) if isinstance(own["weight"], fx.Node) else ""
         axes = self.space.coupling.axes.get(name)
-        if axes is None or own["weight"].op != "get_attr" or own.get("groups", 1) != 1 or self.uses[name] > 1:
+        if axes is None or own["weight"].op != "get_attr" or self.uses[name] > 1:
             return
         x, z = reading.x, _positions([lane.env[own["input"]] for lane in lanes], bool(_reads_last(node)))
         if x.shape == z.shape and torch.equal(x, z):
@@ -204,7 +263,7 @@ def _predict(x: Tensor, z: Tensor, stay: Tensor) -> tuple[Tensor, Tensor]:
     plain = torch.zeros_like(across)
     plain[stay, torch.arange(len(stay), device=x.device)] = 1
     among.diagonal().add_(ridge)
-    m = torch.linalg.solve(among, (across + ridge * plain).T).T
+    m = torch.cholesky_solve((across + ridge * plain).T, torch.linalg.cholesky(among)).T
     return m, mean_x - m @ mean_z
 
 

@@ -1,21 +1,16 @@
-"""The GPU kernels of scoring all widths, in Triton's interpreter: each against torch, and a whole network.
-
-The interpreter must be chosen before Triton is imported, so the checks run in a process of their own.
-"""
+"""The GPU kernels of scoring all widths: each against torch, and a whole network."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from helpers.kernels import run_kernels
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 PRELUDE = """
+import os
 import numpy as np, torch
+torch.set_default_device(os.environ.get("BCNET_DEVICE", "cpu"))
 from bcnet.accel.kernels import enum_depthwise as gpu_depthwise
 from bcnet.accel.kernels import enum_fold as gpu_fold
 from bcnet.accel.kernels import enum_norm as kernels
@@ -29,10 +24,7 @@ def close(found, expected, rtol=2e-2):
 
 
 def check(code: str) -> None:
-    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run([sys.executable, "-c", PRELUDE + code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_kernels(PRELUDE + code)
 
 
 def test_statistics_and_results_of_running_sums() -> None:

@@ -112,7 +112,9 @@ def test_gradients_are_added_to_those_that_are_there() -> None:
 def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training takes the fused engine with the reference kernels in float32."""
     engine = partial(FusedEngine, kernels=reference, dtype=torch.float32)
-    monkeypatch.setattr(choose, "_why_not_here", lambda net: "")
+    monkeypatch.setattr(
+        choose, "why_not_here", lambda net, bf16: "" if bf16 else "it computes in bf16, which was not asked for"
+    )
     monkeypatch.setattr(choose, "FusedEngine", engine)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bcnet.accel.fused_step import PlainStep, plain, plain_step
+from bcnet.accel.fused_step import PlainStep, choose, plain_step
 from bcnet.accel.fused_step.program import Unsupported
 from bcnet.accel.kernels import reference
 from bcnet.data.source import LoaderSource
@@ -108,7 +108,7 @@ def test_networks_without_fused_kernels_are_left_to_autograd() -> None:
 
 def test_the_choice_says_why_it_is_plain() -> None:
     x = batches(1)[0][0]
-    assert plain_step(Mixed(), x, loss) == (None, "plain, not fused: it is not on cuda")
+    assert plain_step(Mixed(), x, loss) == (None, "plain, not fused: it is on cpu, not on cuda")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_cannot_be_fused_is_named(spoil: Any, reason: str, monkeypatch: pyt
     spoil(network)
     x = batches(1)[0][0]
     on_gpu = type("OnGpu", (Tensor,), {"device": torch.device("cuda")})
-    assert plain._why_not(network, x.as_subclass(on_gpu)) == reason
+    assert choose.why_not_plain(network, x.as_subclass(on_gpu)) == reason
 
 
 def test_retraining_with_it_is_retraining_without() -> None:
@@ -167,6 +167,6 @@ def test_a_run_says_once_how_plain_networks_are_trained(monkeypatch: pytest.Monk
     x = batches(1)[0][0]
     assert make(Mixed(), x, loss) is None
     assert make(Mixed(), x, loss) is None
-    assert notes == ["the engine of plain networks is plain, not fused: it is not on cuda"]
+    assert notes == ["the engine of plain networks is plain, not fused: it is on cpu, not on cuda"]
     Pretended.recipe.engine = "plain"
     assert common.fast_step(Pretended()) is None  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from bcnet.space.network import NetworkSpace, Side
-from bcnet.space.widths import Widths
+from bcnet.space.network import NetworkSpace
+from bcnet.space.widths import Side, Widths
 from bcnet.supernet.supernet import Supernet
 
 SIDES: tuple[Side, ...] = ("left", "right")

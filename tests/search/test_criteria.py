@@ -15,7 +15,7 @@ from torch import nn
 from bcnet import models as zoo
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import Constraints
-from bcnet.search.criteria import METHODS, allot, find_method
+from bcnet.search.criteria import ALLOTMENTS, allot, find_allotment
 from bcnet.space.importance import importance, kinds, taylor
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.widths import WidthSpace, WidthVariable
@@ -118,12 +118,12 @@ def network() -> tuple[nn.Module, NetworkSpace]:
     return model, trace(model, torch.randn(2, 3, 32, 32), round_to=4)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ALLOTMENTS)
 @pytest.mark.parametrize("budgets", [["flops=25%"], ["params=40%", "flops=50%", "memory=60%"]])
 def test_every_method_fills_the_budgets_of_a_real_network(name: str, budgets: list[str]) -> None:
     model, space = network()
     constraints = Constraints(space, space.costs, budgets)
-    criterion, scope = find_method(name)
+    criterion, scope = find_allotment(name)
     scores = (
         taylor(space, model, [(torch.randn(4, 3, 32, 32), torch.arange(4))], nn.functional.cross_entropy)
         if criterion == "taylor"
@@ -164,8 +164,8 @@ def test_one_sentence() -> None:
     assert failure(allot, constraints, [np.ones(24)] * 3, "isomorphic", [0, 1]) == (
         "kinds has 2 numbers, but this space has 3 width variables"
     )
-    assert failure(find_method, "l2_global") == "unknown method 'l2_global': did you mean 'l2-global'?"
-    assert failure(find_method, "?") == (
+    assert failure(find_allotment, "l2_global") == "unknown method 'l2_global': did you mean 'l2-global'?"
+    assert failure(find_allotment, "?") == (
         "unknown method '?': there are uniform, l1-global, l2-global, "
         "bn-scale-global, taylor-global, fpgm-global, lamp-global, random-global, l1-isomorphic, l2-isomorphic, "
         "bn-scale-isomorphic, taylor-isomorphic, fpgm-isomorphic, lamp-isomorphic, random-isomorphic"

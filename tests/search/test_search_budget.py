@@ -169,6 +169,19 @@ def test_random_networks_use_the_budget(seed: int, percent: int) -> None:
     assert (constraints.excess(widths) >= -0.05).all()
 
 
+@given(st.integers(0, 2**31), st.integers(5, 95), st.floats(0.1, 1))
+def test_filling_stops_when_it_is_enough(seed: int, percent: int, enough: float) -> None:
+    space, costs = chain(groups=24)
+    constraints = Constraints(space, costs, [f"flops={percent}%"])
+    rng = np.random.default_rng(seed)
+    lean = constraints.sample(rng, 5)[0]
+    widths = constraints.fill(lean, rng, enough)
+    more = constraints.fill(widths, rng)
+    assert constraints.feasible(widths).all()
+    assert (widths >= lean).all()
+    assert ((constraints.used(widths) >= enough) | (more == widths).all(axis=1)).all()
+
+
 def test_random_networks_of_few_candidates_are_as_full_as_can_be_met() -> None:
     constraints = Constraints(SPACE, COSTS, ["flops=7%"])
     widths = constraints.sample_full(np.random.default_rng(0), 4)

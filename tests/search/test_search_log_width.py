@@ -176,14 +176,16 @@ def test_search_by_law_that_was_stopped_ends_the_same(tmp_path) -> None:
 
 
 def test_choice_that_cannot_be_scored_gives_way_to_the_best_score() -> None:
+    few = dataclasses.replace(BY_LAW, evaluations=12, population=4)
+
     class LastFails(Concave):
         def score(self, widths: Widths) -> float:
-            if len(self.asked) == BY_LAW.evaluations - 1:
+            if len(self.asked) == few.evaluations - 1:
                 raise RuntimeError("no memory")
             return super().score(widths)
 
     scorer = LastFails(SPACE)
-    result = search(SPACE, lambda widths: scorer.score(widths), ["flops=30%"], COSTS, BY_LAW)
+    result = search(SPACE, lambda widths: scorer.score(widths), ["flops=30%"], COSTS, few)
     assert result.notes == (
         "the log-width model's choice could not be scored (RuntimeError: no memory), so the best score was taken",
     )

@@ -63,6 +63,25 @@ def test_every_strategy_stays_within_budgets_and_evaluations(strategy: str) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_neighbours_follow_the_scores(seed: int) -> None:
+    """Where scores are linear in the logarithms of widths, few evaluations come near the best."""
+    pull = np.random.default_rng(seed).normal(size=len(SPACE))
+
+    class Linear(Concave):
+        def score_many(self, widths: Widths) -> np.ndarray:
+            return np.log(np.atleast_2d(widths)) @ pull
+
+    config = SearchConfig(strategy="neighbours", evaluations=40, population=8, seed=seed)
+    result = search(SPACE, Linear(SPACE), ["flops=30%"], COSTS, config)
+    widths = every(SPACE)
+    feasible = widths[COSTS["flops"](widths) <= 0.3 * COSTS["flops"](SPACE.max)[0]]
+    scores = np.sort(Linear(SPACE).score_many(feasible))
+    assert result.best is not None
+    assert result.best.score is not None
+    assert result.best.score >= scores[int(0.95 * len(scores))]
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_evolution_finds_nearly_the_best(seed: int) -> None:
     result = search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, dataclasses.replace(SMALL, seed=seed))
     assert result.best is not None
@@ -105,6 +124,17 @@ def test_evolution_scores_only_feasible_widths_unless_told_otherwise() -> None:
     assert all(t.feasible for t in search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, SMALL).trials)
     plain = SearchConfig.paper(evaluations=200, population=20)
     assert not all(t.feasible for t in search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, plain).trials)
+
+
+@pytest.mark.parametrize("pool", [1, 4])
+@pytest.mark.parametrize("percent", [10, 30, 60])
+def test_most_of_what_evolution_scores_uses_the_budget(percent: int, pool: int) -> None:
+    space, costs = chain(groups=24)
+    budgets, config = [f"flops={percent}%"], SearchConfig(evaluations=60, population=20, pool=pool)
+    trials = search(space, Concave(space), budgets, costs, config).trials
+    used = Constraints(space, costs, budgets).used(np.array([t.widths for t in trials]))
+    assert (used <= 1).all()
+    assert (used >= 0.95).mean() >= 0.5
 
 
 def test_same_seed_same_trials_and_another_seed_others() -> None:

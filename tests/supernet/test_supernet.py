@@ -12,8 +12,8 @@ from architectures import ARCHITECTURES, Concat, Grouped, example
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
-from bcnet.space.network import NetworkSpace, Side, trace
-from bcnet.space.widths import Widths
+from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.widths import Side, Widths
 from bcnet.supernet.gradients import PathGradients
 from bcnet.supernet.principle import PRINCIPLES
 from bcnet.supernet.supernet import Supernet
@@ -125,7 +125,7 @@ def test_only_channels_that_lie_apart_are_gathered() -> None:
     plan = net.plan(space.min)
     copied = [
         name
-        for name, whole, view in zip(net._engine.names, net.state(), net.views(plan), strict=True)
+        for name, whole, view in zip(net._graph.names, net.state(), net.views(plan), strict=True)
         if view.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
     ]
     assert sorted({name for name in copied if "running" not in name}) == [

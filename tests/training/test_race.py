@@ -20,7 +20,7 @@ from bcnet.data.source import from_loaders
 from bcnet.errors import BcnetError
 from bcnet.run.session import Run, facts
 from bcnet.training.optim import Optimisation
-from bcnet.training.race import Entry, RaceConfig, Racing
+from bcnet.training.race import Finalist, RaceConfig, Racing
 from bcnet.training.retraining import Retraining
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -140,7 +140,7 @@ def test_a_finalist_leaves_only_when_it_is_worse_by_more_than_chance(
     batches = [(x[:200], y[:200]), (x[200:], y[200:])]
     still = Retraining(Optimisation(epochs=2, lr=1e-9, warmup=0.0))
     racing = Racing(RaceConfig(finalists=2, rounds=2, epochs=2), from_loaders(batches, batches), still)
-    entries = [Entry("first", lambda: _classifier(1.0)), Entry("second", lambda: _classifier(second))]
+    entries = [Finalist("first", lambda: _classifier(1.0)), Finalist("second", lambda: _classifier(second))]
     winner = racing.run(entries, tmp_path, _Nowhere())
     assert len(entries[1].rounds) == rounds_of_second
     assert len(entries[0].rounds) == rounds_of_second  # alone, it needs no further round
@@ -154,6 +154,8 @@ def test_the_winner_is_trained_to_the_end_and_found(raced: Run) -> None:
     result = raced.read("race")
     found = raced.read("retrain/found")
     assert len(result["history"]) == raced.recipe.retrain.epochs
+    seen = [row["epochs"] for row in (*result["rounds"], *result["curve"]) if row["name"] == result["winner"]]
+    assert sorted(seen) == list(range(1, raced.recipe.retrain.epochs))  # the last is in retrain/found.json
     assert (found["finalist"], found["widths"]) == (result["winner"], result["finalists"][result["winner"]])
     for name, tensor in raced.tensors("race").items():
         assert torch.equal(tensor, raced.tensors("retrain/found")[name])

@@ -161,3 +161,33 @@ def test_many_widths_at_once_are_each_alone(room: int, monkeypatch: pytest.Monke
         alone = inherited(space, network, widths, "l2", batches()).state_dict()
         for name, tensor in inherit(widths, "l2").state_dict().items():
             assert torch.equal(tensor, alone[name]), name
+
+
+class Separable(nn.Module):
+    """Depthwise and grouped convolutions, and biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.depth = nn.Conv2d(3, 12, 3, 2, 1), nn.Conv2d(12, 12, 3, padding=1, groups=12)
+        self.point, self.grouped = nn.Conv2d(12, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=4, bias=False)
+        self.norm, self.head = nn.BatchNorm2d(16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.point(torch.relu(self.depth(torch.relu(self.stem(x)))))
+        return self.head(torch.relu(self.norm(self.grouped(torch.relu(x)))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", [Residual, Separable])
+def test_convolutions_among_zeros_are_the_same(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where every shape that is new costs time."""
+    torch.manual_seed(0)
+    network = kind()
+    recalibrate(network.eval(), batches())
+    space = space_of(network)
+    for widths in space.sample(np.random.default_rng(1), 3):
+        expected = inherited(space, network, widths, "l2", batches()).state_dict()
+        with monkeypatch.context() as patch:
+            patch.setattr(reconstruction, "AT_FULL_SIZE", ("cpu",))
+            found = inherited(space, network, widths, "l2", batches()).state_dict()
+        for name, tensor in found.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5, msg=name)

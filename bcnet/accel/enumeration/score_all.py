@@ -23,8 +23,7 @@ from bcnet.accel.enumeration.allocations import Allocations
 from bcnet.accel.enumeration.prefix_tree import Tree, grow_tree
 from bcnet.accel.enumeration.walker import Options, Walker
 from bcnet.errors import BcnetError
-from bcnet.space.network import Side
-from bcnet.space.widths import Floats, Widths
+from bcnet.space.widths import Floats, Side, Widths
 from bcnet.supernet.supernet import Supernet
 
 MAX_WIDTHS = 1_000_000

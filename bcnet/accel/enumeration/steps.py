@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from bcnet.accel.enumeration.prefix_tree import Layout, Work, functional
 from bcnet.space.axis import Axis, Size
-from bcnet.space.network import Side
 from bcnet.space.resize import sliced
+from bcnet.space.widths import Side
 
 if TYPE_CHECKING:
     from bcnet.accel.enumeration.walker import Walker

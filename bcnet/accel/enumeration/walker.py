@@ -18,8 +18,8 @@ from bcnet.accel.enumeration.prefix_tree import Tree
 from bcnet.accel.enumeration.steps import Stacking
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
-from bcnet.space.network import Side
 from bcnet.space.resize import sliced
+from bcnet.space.widths import Side
 from bcnet.supernet.supernet import Supernet
 
 

@@ -1,4 +1,4 @@
-"""Which engine trains a supernet, and why."""
+"""Which engine trains, and why: all that keeps a network from the fused step is asked here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Unsupported, compile_program
@@ -40,25 +42,40 @@ def choose_engine(net: Supernet, wanted: str = "auto", *, bf16: bool = True, own
 
 def why_not_fused(net: Supernet, bf16: bool = True, own_distillation: bool = False) -> str:
     """Half a sentence, or nothing."""
-    if distributed.world()[1] > 1:
-        return "there are several processes, whose batch norms share their statistics"
-    if not bf16:
-        return "it computes in bf16, which was not asked for"
-    return "paths teach each other by a loss of your own" if own_distillation else _why_not_here(net)
-
-
-def _why_not_here(net: Supernet) -> str:
-    device = next(net.parameters()).device
-    if device.type != "cuda":
-        return f"it is on {device.type}, not on cuda"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    if any(p.dtype != torch.float32 for p in net.parameters()):
-        return "its parameters are not float32"
+    if own_distillation:
+        return "paths teach each other by a loss of your own"
+    if reason := why_not_here(net, bf16):
+        return reason
     try:
         program = compile_program(net.space)
     except Unsupported as unsupported:
         return str(unsupported)
-    used = {*program.weights, *program.affines}
-    frozen = [n for n, p in net.named_parameters() if n in used and not p.requires_grad]
-    return f"{frozen[0]} is frozen" if frozen else ""
+    return _frozen(net, {*program.weights, *program.affines})
+
+
+def why_not_plain(network: nn.Module, x: Tensor) -> str:
+    """As :func:`why_not_fused`, of a plain network and a batch."""
+    if reason := why_not_here(network, True, getattr(x, "device", None)) or _frozen(network):
+        return reason
+    averages = any(isinstance(m, _NormBase) and m.momentum is None for m in network.modules())
+    return "a batch norm averages its statistics over all batches" if averages else ""
+
+
+def why_not_here(network: nn.Module, bf16: bool = True, device: torch.device | None = None) -> str:
+    """What keeps any network from the fused step, in half a sentence; nothing where it may be tried."""
+    parameters = list(network.parameters())
+    device = parameters[0].device if device is None else device
+    if not bf16:
+        return "it computes in bf16, which was not asked for"
+    if device.type != "cuda":
+        return f"it is on {device.type}, not on cuda"
+    if distributed.world()[1] > 1:
+        return "there are several processes, whose batch norms share their statistics"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return "its parameters are not float32" if any(p.dtype != torch.float32 for p in parameters) else ""
+
+
+def _frozen(network: nn.Module, used: set[str] | None = None) -> str:
+    names = [n for n, p in network.named_parameters() if not p.requires_grad and (used is None or n in used)]
+    return f"{names[0]} is frozen" if names else ""

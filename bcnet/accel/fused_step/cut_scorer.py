@@ -2,24 +2,20 @@
 
 A network of new shapes costs libraries seconds before its first step on a GPU, more than the steps themselves
 (docs/results/plain-step.md). A path takes the first channels of every variable, and the weights of a slim network are
-written there. Kernels like their channels in eights, so a path is as wide as the next multiple where all its operators
-have kernels of their own: the channels that no network has are zero there, nothing reads them, no gradient reaches
-them, and so they stay.
+written there.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import math
 from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bcnet.accel.fused_step.choose import why_not_here
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Unsupported
 from bcnet.data.source import Batch
@@ -28,12 +24,9 @@ from bcnet.space.network import NetworkSpace
 from bcnet.space.resize import sliced
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
-from bcnet.training import distributed
 from bcnet.training.inherit import CutScorer, Floats, Healing
 from bcnet.training.loop import out_of_memory
 from bcnet.training.task import Task
-
-EIGHT = 8
 
 
 class FusedCutScorer(CutScorer):
@@ -51,31 +44,27 @@ class FusedCutScorer(CutScorer):
         self._engine = FusedEngine(self._net, kernels, dtype, track=True)
         parameters, buffers = self._net.named_parameters(), self._net.named_buffers()
         self._whole: dict[str, Tensor] = {**dict(parameters), **dict(buffers)}
-        self._multiple = 1 if self._engine.program.eager else EIGHT
 
     def _measured(self, widths: Widths) -> Floats:
-        path = self._load(widths)
+        self._load(widths)
         if self.healing.steps:
-            self._fine_tune(self._net, partial(self._learn, path))
-        self._engine.recalibrate((x for x, _ in self._calibration), path)
-        return self._measure(partial(self._engine.logits, widths=path))
+            self._fine_tune(self._net, partial(self._learn, widths))
+        self._engine.recalibrate((x for x, _ in self._calibration), widths)
+        return self._measure(partial(self._engine.logits, widths=widths))
 
-    def _learn(self, path: Widths, x: Tensor, y: Tensor, taught: Any) -> None:
+    def _learn(self, widths: Widths, x: Tensor, y: Tensor, taught: Any) -> None:
         self._engine.zero()
-        self._engine.step(x, y, [(path, "left")], loss=lambda logits, labels: self._loss(logits, labels, taught))
+        self._engine.step(x, y, [(widths, "left")], loss=lambda logits, labels: self._loss(logits, labels, taught))
 
     @torch.no_grad()
-    def _load(self, widths: Widths) -> Widths:
-        """Write the network at ``widths`` (L,) into the supernet; the widths of its path, (L,)."""
+    def _load(self, widths: Widths) -> None:
+        """Write the network at ``widths`` (L,) into the supernet."""
         state = self._inherit(widths, self.keep).state_dict()
         torch._foreach_zero_(list(self._whole.values()))
         units, total, axes = self.space.units(widths), self._net.total_units, self.space.coupling.axes
         for name, tensor in self._whole.items():
             place = sliced(tensor, axes[name], units, total, "left") if name in axes else tensor
             place.copy_(state[name])
-        steps = np.array([math.lcm(v.unit, self._multiple) for v in self.space.variables])
-        wide: Widths = np.minimum(-(-widths // steps) * steps, self.space.max)
-        return wide
 
 
 def open_cut_scorer(
@@ -94,7 +83,7 @@ def open_cut_scorer(
     given = (space, network, keep, list(train), list(val), task)  # a second scorer reads the batches again
     if engine == "plain":
         return CutScorer(*given, **settings), "plain, as asked for"
-    reason = _why_not(next(network.parameters()).device, settings.get("healing") or Healing())
+    reason = why_not_here(network, (settings.get("healing") or Healing()).optimisation.bf16)
     if not reason:
         try:
             fused = FusedCutScorer(*given, **settings)
@@ -105,14 +94,3 @@ def open_cut_scorer(
                 torch.cuda.empty_cache()
             reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
     return CutScorer(*given, **settings), f"plain, not fused: {reason}"
-
-
-def _why_not(device: torch.device, healing: Healing) -> str:
-    """Half a sentence, or nothing."""
-    if device.type != "cuda":
-        return f"it is on {device.type}, not on cuda"
-    if not healing.optimisation.bf16:
-        return "it computes in bf16, which was not asked for"
-    if distributed.world()[1] > 1:
-        return "there are several processes"
-    return "" if importlib.util.find_spec("triton") is not None else "triton is not installed"

@@ -21,7 +21,7 @@ from bcnet.accel.fused_step.tape import Tape
 from bcnet.accel.kernels.pack import ALIGN, Packed, Packing, Parameter, Places
 from bcnet.accel.kernels.values import Goal
 from bcnet.errors import BcnetError
-from bcnet.supernet.principle import Side
+from bcnet.space.widths import Side
 from bcnet.supernet.supernet import Plan, Supernet
 
 Path = tuple[ArrayLike, Side]
@@ -33,7 +33,8 @@ class FusedEngine:
 
     ``kernels`` is the module of Triton kernels, or ``reference`` for tests on any device and in any ``dtype``.
     ``together`` False runs every path alone. With ``track`` the running statistics of batch norm follow the batches, as
-    in the training of a plain network. Gradients are kept in one buffer, of which each ``.grad`` is a view.
+    in the training of a plain network. Channels are rounded up to a ``multiple`` where every operator has a kernel of
+    its own, which nobody sees but the clock. Gradients are kept in one buffer, of which each ``.grad`` is a view.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class FusedEngine:
         dtype: torch.dtype = torch.bfloat16,
         together: bool = True,
         track: bool = False,
+        multiple: int = 8,
     ):
         self.net, self.dtype, self.together = net, dtype, together
         self.statistics: Statistics = "tracked" if track else "batch"
         self.kernels = _triton_kernels() if kernels is None else kernels
         self.program: Program = compile_program(net.space)
+        self._multiple = 1 if self.program.eager else multiple
         self._half = [name for name in self.program.weights if name not in self.program.depthwise]
         self._full = [*self.program.depthwise, *self.program.affines]
         self._names = [*self._half, *self._full]
@@ -81,7 +84,7 @@ class FusedEngine:
         shares = _weights(weights, len(paths))
         members = self._groups(paths) if teachers is None else [[i] for i in range(len(paths))]
         plans = [[self.net.plan(*paths[i]) for i in group] for group in members]
-        groups = [self._packing.places(some[0].units, [plan.side for plan in some]) for some in plans]
+        groups = [self._places(some) for some in plans]
         grads = dict(zip(self._all, self._views, strict=True))
         packed, sizes = self._packed(groups, x.device)
         losses, rooms = self._zeros(sizes, groups, len(paths), x.device)
@@ -124,11 +127,14 @@ class FusedEngine:
     def _tape(self, device: torch.device, plan: Plan, statistics: Statistics) -> Tape:
         """The tape of one path on its way forwards."""
         self.refresh()
-        groups = [self._packing.places(plan.units, [plan.side])]
+        groups = [self._places([plan])]
         packed, sizes = self._packed(groups, device)
         _, rooms = self._zeros(sizes, groups, 1, device)
         slices = Slices(self.net, [plan], self.dtype, statistics)
         return Tape(self.program, self.kernels, self._given(packed, 0), sizes[0], slices, rooms[0])
+
+    def _places(self, plans: Sequence[Plan]) -> Places:
+        return self._packing.places(plans[0].units, [plan.side for plan in plans], self._multiple)
 
     def _packed(self, groups: Sequence[Places], device: torch.device) -> tuple[Packed, list[Sizes]]:
         """The parameters of all groups, and their channels."""

@@ -7,7 +7,6 @@ training loop sees nothing of it but its speed. On a GPU the step is recorded as
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -15,16 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from bcnet.accel.fused_step.choose import why_not_plain
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Norm, Unsupported
 from bcnet.errors import BcnetError
 from bcnet.space.network import trace
 from bcnet.space.rewrite import put
 from bcnet.supernet.supernet import Supernet
-from bcnet.training import distributed
 from bcnet.training.cuda_graph import CudaGraphStep
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
@@ -99,30 +97,13 @@ def _random_state(device: torch.device) -> Tensor:
 
 def plain_step(network: nn.Module, x: Tensor, loss: Loss) -> tuple[PlainStep | None, str]:
     """The fused step of ``network`` on batches like ``x``, and the choice in words; None where it cannot run."""
-    reason = _why_not(network, x)
+    reason = why_not_plain(network, x)
     if not reason:
         try:
             return PlainStep(network, x, loss), "fused"
         except (Unsupported, BcnetError, RuntimeError) as error:  # a kernel that does not compile here, too
             reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
     return None, f"plain, not fused: {reason}"
-
-
-def _why_not(network: nn.Module, x: Tensor) -> str:
-    """Half a sentence, or nothing."""
-    if not isinstance(x, Tensor) or x.device.type != "cuda":
-        return "it is not on cuda"
-    if distributed.world()[1] > 1:
-        return "there are several processes, whose batch norms share their statistics"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    if any(p.dtype != torch.float32 for p in network.parameters()):
-        return "its parameters are not float32"
-    if frozen := [name for name, p in network.named_parameters() if not p.requires_grad]:
-        return f"{frozen[0]} is frozen"
-    if any(isinstance(m, _NormBase) and m.momentum is None for m in network.modules()):
-        return "a batch norm averages its statistics over all batches"
-    return ""
 
 
 def _as_supernet(network: nn.Module, example: Tensor) -> Supernet:

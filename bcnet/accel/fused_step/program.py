@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from bcnet.accel.kernels.values import NARROW
 from bcnet.space.axis import Axis
 from bcnet.space.coupling import bind
 from bcnet.space.network import NetworkSpace
@@ -39,11 +40,17 @@ class Conv:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     depthwise: bool
+    outputs: int
 
     @cached_property
     def pointwise(self) -> bool:
         plain = self.kernel == self.stride == self.dilation == (1, 1) and self.padding == (0, 0)
         return plain and not self.depthwise
+
+    @property
+    def normalises(self) -> bool:
+        """Whether its kernel can take the norm before it along."""
+        return self.depthwise or (self.pointwise and self.outputs <= NARROW)
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,7 @@ class Program:
 
     @cached_property
     def folded(self) -> dict[int, Norm]:
-        """Norms that only a depthwise convolution needs, by their values: it applies them as it reads."""
+        """Norms that only one convolution needs, by their values, which applies them as it reads."""
         readers: dict[int, list[Layer]] = {}
         for layer in self.layers:
             for value in reads(layer):
@@ -134,7 +141,7 @@ class Program:
             norm.out: norm
             for norm in self.layers
             if isinstance(norm, Norm) and norm.residual is None
-            if len(found := readers.get(norm.out, [])) == 1 and isinstance(found[0], Conv) and found[0].depthwise
+            if len(found := readers.get(norm.out, [])) == 1 and isinstance(found[0], Conv) and found[0].normalises
         }
 
     @cached_property
@@ -146,8 +153,20 @@ class Program:
 
     @cached_property
     def counted(self) -> frozenset[int]:
-        """Values whose statistics the depthwise convolution that makes them takes along."""
+        """Values whose statistics the convolution that makes them takes along."""
+        convolutions = [c for c in self.layers if isinstance(c, Conv) and c.x != self.source]
+        return frozenset(c.out for c in convolutions if c.depthwise or c.pointwise)
+
+    @cached_property
+    def late(self) -> frozenset[int]:
+        """Values made by depthwise convolutions, which take the gradient of the norm after them along."""
         return frozenset(c.out for c in self.layers if isinstance(c, Conv) and c.depthwise)
+
+    @cached_property
+    def summed(self) -> frozenset[str]:
+        """Weights whose gradients are added up by many programs, in float32."""
+        convolutions = [c for c in self.layers if isinstance(c, Conv)]
+        return frozenset(c.weight for c in convolutions if c.depthwise or c.x in self.folded)
 
     @cached_property
     def affines(self) -> tuple[str, ...]:
@@ -292,6 +311,7 @@ class _Compiler:
                 (padding[0], padding[1]),
                 (dilation[0], dilation[1]),
                 groups != 1,
+                outputs,
             )
         )
 

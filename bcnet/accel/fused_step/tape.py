@@ -27,7 +27,7 @@ from bcnet.accel.fused_step.convolutions import (
 from bcnet.accel.fused_step.eager import Slices, slope_of
 from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
 from bcnet.accel.kernels.pack import ALIGN
-from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, at_most_two, distance
+from bcnet.accel.kernels.values import Affine, After, Found, Goal, Rows, at_most_two, distance
 
 
 class Tape:
@@ -58,6 +58,7 @@ class Tape:
         self.shaped: dict[Any, Tensor] = {}
         self.images: dict[int, list[Tensor]] = {}
         self.norms: dict[int, Affine] = {}
+        self.after: dict[int, After] = {}  # norms whose gradient is taken by the convolution before them
         self.plain: dict[int, list[Any]] = {}  # what eager operators gave, side by side
         self.graphs: dict[int, list[tuple[Tensor, list[Tensor]]]] = {}
         self.plain_grads: dict[int, list[list[Tensor]]] = {}
@@ -65,15 +66,15 @@ class Tape:
 
     @staticmethod
     def room(program: Program, sizes: dict[str, tuple[int, int]], sides: int) -> list[int]:
-        """Elements of all that is added up atomically: two sums for each norm, back and forth, depthwise weights, and
-        the last bias."""
+        """Elements of all that is added up atomically: two sums for each norm, back and forth, some weights, and the
+        last bias."""
         counts: list[int] = []
         for layer in program.layers:
             if isinstance(layer, Norm):
                 counts += [2 * sides * sizes[layer.weight][0]] * 2
             elif isinstance(layer, Linear):
                 counts.append(sides * sizes[layer.weight][0])
-            elif isinstance(layer, Conv) and layer.depthwise:
+            elif isinstance(layer, Conv) and layer.weight in program.summed:
                 counts.append(sides * sizes[layer.weight][0] * sizes[layer.weight][1])
         return [-(-count // ALIGN) * ALIGN for count in counts]
 
@@ -84,7 +85,7 @@ class Tape:
                 gamma, beta = self.weights[layer.weight], self.weights[layer.bias]
                 norm = Affine(gamma, beta, next(room), next(room), layer.eps, layer.act)
                 self.norms[layer.x] = self.norms[layer.out] = norm
-            elif isinstance(layer, Linear) or (isinstance(layer, Conv) and layer.depthwise):
+            elif isinstance(layer, Linear) or (isinstance(layer, Conv) and layer.weight in self.program.summed):
                 self.sums[layer.weight] = next(room)
 
     def forward(self, x: Tensor, keep: bool = True) -> Tensor:
@@ -160,16 +161,16 @@ class Tape:
             self.values[layer.out], self.spaces[layer.out] = Rows.beside(y, self.sides), size_of(y)
             return
         x, space = self.values[layer.x], self.spaces[layer.x]
+        before = self.norms[layer.x] if layer.x in self.program.folded else None
+        after = None if self.recalls else self.norms.get(layer.out)
+        weight = self.weights[layer.weight]
         if layer.pointwise:
-            product = torch.bmm(x.dense(), self._matrix(layer.weight).transpose(1, 2))
-            self.values[layer.out], self.spaces[layer.out] = Rows.whole(product), space
+            outputs = self.sizes[layer.weight][0]
+            self.values[layer.out] = self.kernels.pointwise_forward(x, weight, outputs, before, after)
+            self.spaces[layer.out] = space
         elif layer.depthwise:
             window = window_of(layer, space)
-            before = self.norms[layer.x] if layer.x in self.program.folded else None
-            after = None if self.recalls else self.norms.get(layer.out)
-            self.values[layer.out] = self.kernels.depthwise_forward(
-                x, self.weights[layer.weight], window, before, after
-            )
+            self.values[layer.out] = self.kernels.depthwise_forward(x, weight, window, before, after)
             self.spaces[layer.out] = (space[0], *window.out)
         else:
             if layer.x not in self.images:
@@ -195,8 +196,8 @@ class Tape:
         """The sums that a batch of the running statistics would have."""
         for side, sums in enumerate(norm.sums[: 2 * y.sides * y.channels].view(y.sides, 2, y.channels)):
             mean, variance = (self.slices.of(name, side) for name in running)
-            torch.mul(mean, y.rows, out=sums[0])
-            torch.addcmul(variance, mean, mean, out=sums[1]).mul_(y.rows)
+            torch.mul(mean, y.rows, out=sums[0, : len(mean)])
+            torch.addcmul(variance, mean, mean, out=sums[1, : len(mean)]).mul_(y.rows)
 
     def track(self) -> None:
         """Let the running statistics follow those of the batch, as batch norm does in training."""
@@ -214,7 +215,8 @@ class Tape:
                 torch._foreach_mul_(variances, [n / max(n - 1, 1) for n in counts])
                 for number, seen in enumerate((means, variances)):
                     kept = [self.slices.of(layer.running[number], side) for layer in some if layer.running]
-                    torch._foreach_lerp_(kept, list(seen), momentum if given is None else given)
+                    own = [new[: len(old)] for new, old in zip(seen, kept, strict=True)]
+                    torch._foreach_lerp_(kept, own, momentum if given is None else given)
 
     def _sums(self, layer: Norm) -> Tensor:
         """(S, 2, C)."""
@@ -249,7 +251,10 @@ class Tape:
             grads = grads if kept is None else [kept]
             if layer.residual is not None:
                 self._give(layer.residual, grads[0])
-        self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
+        if layer.x in self.program.late and len(grads) == 1 and grads[0].repeat == 1:
+            self.grads[layer.x], self.after[layer.x] = grads, (y, plain)
+        else:
+            self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
         self.found[layer.bias] = Found(norm.found, 0, 2 * y.channels)
         self.found[layer.weight] = Found(norm.found, y.channels, 2 * y.channels)
 
@@ -259,13 +264,20 @@ class Tape:
             image = dy.together().image(0, self.spaces[layer.out])
             _, dw, _ = convolution_backward(image, self.x, self._image_weight(layer), layer, False)
             self.found[layer.weight] = Found(channels_last(dw), 0, dw.numel() // self.sides)
+        elif layer.pointwise and layer.x in self.program.folded:
+            x, found = self.values[layer.x], self.sums[layer.weight]
+            self._give(
+                layer.x, self.kernels.pointwise_backward(dy, x, self.weights[layer.weight], self.norms[layer.x], found)
+            )
+            self.found[layer.weight] = Found(found, 0, dy.channels * x.channels)
         elif layer.pointwise:
             self._pointwise_back(layer, dy)
         elif layer.depthwise:
             x, found = self.values[layer.x], self.sums[layer.weight]
             before = self.norms[layer.x] if layer.x in self.program.folded else None
             window = window_of(layer, self.spaces[layer.x])
-            dx = self.kernels.depthwise_backward(dy, x, self.weights[layer.weight], window, before, found)
+            after = self.after.pop(layer.out, None)
+            dx = self.kernels.depthwise_backward(dy, x, self.weights[layer.weight], window, before, found, after)
             self.found[layer.weight] = Found(found, 0, window.kernel**2 * x.channels)
             self._give(layer.x, dx)
         else:

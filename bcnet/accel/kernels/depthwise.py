@@ -1,6 +1,6 @@
 """Depthwise convolutions of any size and stride in Triton, with the batch norms before and after them.
 
-Layout and grid are those of ``cuda_norm``. Kernels of 3x3 have faster ways in ``cuda_depthwise3``.
+Layout and grid are those of ``norm``. Kernels of 3x3 have faster ways in ``depthwise3``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bcnet.accel.kernels.norm import SIZES, activate, add_up, descend, moments
+from bcnet.accel.kernels.norm import SIZES, activate, add_up, blocks, descend, moments
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -18,11 +18,8 @@ def depthwise(
     A: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """M output pixels (n, HO, WO) from n images (H, W), which with PRE are first normalised and activated."""
-    C = C * A
+    side, c, inside, C = blocks(C, A, BC)
     x_row = x_row * A
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
     x += side * (x_side * A)
     y += side.to(tl.int64) * M * C
     weight += side * (K * K * C)
@@ -85,11 +82,8 @@ def depthwise_back(
     A: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient of M input pixels (n, H, W), with PRE before their activation."""
-    C = C * A
+    side, c, inside, C = blocks(C, A, BC)
     x_row = x_row * A
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
     x += side * (x_side * A)
     dx += side.to(tl.int64) * M * C
     dy += side.to(tl.int64) * (M // (H * W)) * HO * WO * C
@@ -139,12 +133,10 @@ def depthwise_weight(
     A: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one position of a kernel of any size; a grid of (rows, channels, sides * K * K)."""
-    C = C * A
+    side, c, inside, C = blocks(C, A, BC)
     x_row = x_row * A
-    tap = tl.program_id(2) % (K * K)
-    side = tl.program_id(2) // (K * K)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
+    tap = side % (K * K)
+    side = side // (K * K)
     x += side * (x_side * A)
     dy += side.to(tl.int64) * (M // (H * W)) * HO * WO * C
     if PRE:

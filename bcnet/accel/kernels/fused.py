@@ -14,25 +14,33 @@ from torch import Tensor
 from bcnet.accel.kernels import depthwise as cuda_depthwise
 from bcnet.accel.kernels import depthwise3 as cuda_depthwise3
 from bcnet.accel.kernels import norm as cuda_norm
+from bcnet.accel.kernels import pointwise as cuda_pointwise
 from bcnet.accel.kernels import tables as cuda_tables
 from bcnet.accel.kernels.launch import Kernel
 from bcnet.accel.kernels.pack import Packed, Places
 from bcnet.accel.kernels.upload import Uploads
-from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window
+from bcnet.accel.kernels.values import NARROW, Affine, After, Found, Goal, Rows, Window
+
+Tile = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Rows, most channels and warps of blocks: of reductions, of elementwise passes, of depthwise convolutions
-    forwards and backwards, of those that go by rows and that halve; and how many programs a reduction is cut into."""
+    forwards and backwards, of those that go by rows and that halve, of matrix products; and how many programs a
+    reduction is cut into. A block that has fewer channels has more rows."""
 
-    reduce: tuple[int, int, int] = (32, 64, 4)
-    apply: tuple[int, int, int] = (16, 128, 4)
-    depthwise: tuple[int, int, int] = (16, 64, 4)
-    depthwise_back: tuple[int, int, int] = (16, 64, 4)
-    rows: tuple[int, int, int] = (16, 32, 2)
-    rows_back: tuple[int, int, int] = (16, 32, 4)
-    half_back: tuple[int, int, int] = (16, 32, 4)
+    reduce: Tile = (32, 64, 4)
+    apply: Tile = (16, 128, 4)
+    depthwise: Tile = (16, 64, 4)
+    depthwise_back: Tile = (16, 64, 4)
+    rows: Tile = (8, 64, 4)
+    rows_back: Tile = (4, 64, 4)
+    rows_back_registers: int | None = 128
+    half_back: Tile = (8, 64, 4)
+    pointwise: Tile = (128, 64, 4)
+    pointwise_back: Tile = (64, 32, 4)
+    pointwise_back_registers: int | None = None
     programs: int = 132 * 8
     tables: tuple[int, int] = (64, 128)
     """Programs that share the copying of one parameter, and of one gradient."""
@@ -47,6 +55,7 @@ _depthwise_rows = Kernel(cuda_depthwise3.depthwise_rows)
 _depthwise_rows_back = Kernel(cuda_depthwise3.depthwise_rows_back)
 _depthwise_half_back = Kernel(cuda_depthwise3.depthwise_half_back)
 _depthwise_weight, _entropy = Kernel(cuda_depthwise.depthwise_weight), Kernel(cuda_tables.entropy)
+_pointwise, _pointwise_back = Kernel(cuda_pointwise.pointwise), Kernel(cuda_pointwise.pointwise_back)
 _pack, _unpack = Kernel(cuda_tables.pack), Kernel(cuda_tables.unpack)
 _uploads: dict[torch.device, Uploads] = {}
 
@@ -80,8 +89,7 @@ def _upload(table: np.ndarray, device: torch.device) -> Tensor:
 
 
 def statistics(y: Rows, norm: Affine) -> None:
-    rows, most, warps = tuning.reduce
-    a, block, columns = _channels(y.channels, most)
+    a, rows, block, columns, warps = _tiles(y.channels, tuning.reduce)
     each, chunks = _chunks(y.rows, rows, columns * y.sides)
     _statistics(
         (chunks, columns, y.sides),
@@ -92,8 +100,7 @@ def statistics(y: Rows, norm: Affine) -> None:
 
 
 def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
-    rows, most, warps = tuning.apply
-    a, block, columns = _channels(y.channels, most)
+    a, rows, block, columns, warps = _tiles(y.channels, tuning.apply)
     z = y.base.new_empty((y.sides, y.rows, y.channels))
     _normalise(
         (-(-y.rows // rows), columns, y.sides),
@@ -108,8 +115,7 @@ def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
 def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | None, keep: bool) -> Rows | None:
     g, h = grads[0], grads[-1]
     kept = y.base.new_empty((y.sides, y.rows, y.channels)) if keep else None
-    rows, most, warps = tuning.reduce
-    a, block, columns = _channels(y.channels, most)
+    a, rows, block, columns, warps = _tiles(y.channels, tuning.reduce)
     each, chunks = _chunks(y.rows, rows, columns * y.sides)
     _norm_sums(
         (chunks, columns, y.sides),
@@ -124,8 +130,7 @@ def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | Non
 
 def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
     g, h, out = grads[0], grads[-1], y.empty()
-    rows, most, warps = tuning.apply
-    a, block, columns = _channels(y.channels, most)
+    a, rows, block, columns, warps = _tiles(y.channels, tuning.apply)
     _norm_gradient(
         (-(-y.rows // rows), columns, y.sides),
         (g.base, h.base, y.base, out.base, norm.gamma, norm.beta, norm.sums, norm.found,
@@ -143,8 +148,7 @@ def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | No
     high, wide = window.out
     count = window.n * high * wide
     y = x.base.new_empty((x.sides, count, x.channels))
-    rows, most, warps = tuning.depthwise
-    a, block, columns = _channels(x.channels, most)
+    a, rows, block, columns, warps = _tiles(x.channels, tuning.depthwise)
     each, chunks = _chunks(count, rows, columns * x.sides)
     gamma, beta, sums = _affine(norm, weight)
     _depthwise(
@@ -159,14 +163,19 @@ def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | No
     return Rows.whole(y)
 
 
-def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
+def depthwise_backward(
+    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, after: After | None
+) -> Rows:
+    if _by_rows(window):
+        return _depthwise_backward_by_rows(dy, x, weight, window, norm, found, after)
+    if after is not None:
+        dy = norm_gradient([dy], *after)
     dx = x.base.new_empty((x.sides, x.rows, x.channels))
-    if _by_rows(window) or _halves(window):
-        _depthwise_backward_3x3(dy, x, weight, window, norm, found, dx)
+    if _halves(window):
+        _depthwise_backward_halves(dy, x, weight, window, norm, found, dx)
         return Rows.whole(dx)
     high, wide = window.out
-    rows, most, warps = tuning.depthwise_back
-    a, block, columns = _channels(x.channels, most)
+    a, rows, block, columns, warps = _tiles(x.channels, tuning.depthwise_back)
     each, chunks = _chunks(x.rows, rows, columns * x.sides)
     gamma, beta, sums = _affine(norm, weight)
     eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
@@ -203,13 +212,11 @@ def _depthwise_forward_by_rows(
     x: Rows, weight: Tensor, window: Window, norm: Affine | None, next_norm: Affine | None
 ) -> Rows:
     y = x.base.new_empty((x.sides, x.rows, x.channels))
-    rows, most, warps = tuning.rows
-    a, block, columns = _channels(x.channels, most)
-    gamma, beta, sums = _affine(norm, weight)
+    a, rows, block, columns, warps = _tiles(x.channels, tuning.rows)
     eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
     _depthwise_rows(
-        (-(-window.n * window.w // rows), columns, x.sides),
-        (x.base, weight, y, gamma, beta, sums, weight if next_norm is None else next_norm.sums,
+        (-(-window.n * -(-window.w // 2) // rows), columns, x.sides),
+        (x.base, weight, y, *_affine(norm, weight), weight if next_norm is None else next_norm.sums,
          x.side // a, x.row // a, window.n, x.channels // a, window.h, window.w, eps),
         (norm is not None, act, next_norm is not None, a, _wide(x), rows, block),
         warps,
@@ -217,23 +224,79 @@ def _depthwise_forward_by_rows(
     return Rows.whole(y)
 
 
-def _depthwise_backward_3x3(
+def _depthwise_backward_by_rows(
+    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, after: After | None
+) -> Rows:
+    dx = x.base.new_empty((x.sides, x.rows, x.channels))
+    a, rows, block, columns, warps = _tiles(x.channels, tuning.rows_back)
+    eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
+    y, (eps2, act2) = (dy, (0.0, 0)) if after is None else (after[0], (after[1].eps, after[1].act))
+    post = None if after is None else after[1]
+    _depthwise_rows_back(
+        (_chunks(window.n * -(-window.w // 2), rows, 2 * columns * x.sides)[1], columns, x.sides),
+        (dy.dense(), y.dense(), x.base, weight, dx, *_affine(norm, weight), found if norm is None else norm.found,
+         *_affine(post, weight), found if post is None else post.found, found,
+         x.side // a, x.row // a, window.n, x.channels // a, window.h, window.w, eps, eps2),
+        (norm is not None, act, post is not None, act2, a, _wide(x), rows, block),
+        warps,
+        tuning.rows_back_registers,
+    )  # fmt: skip
+    return Rows.whole(dx)
+
+
+def _depthwise_backward_halves(
     dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, dx: Tensor
 ) -> None:
-    halves = _halves(window)
-    rows, most, warps = tuning.half_back if halves else tuning.rows_back
-    a, block, columns = _channels(x.channels, most)
-    gamma, beta, sums = _affine(norm, weight)
+    a, rows, block, columns, warps = _tiles(x.channels, tuning.half_back)
     eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
-    kernel, work = (_depthwise_half_back, dy.rows) if halves else (_depthwise_rows_back, window.n * window.w)
-    others = columns * x.sides if halves else -(-columns * x.sides // 2)  # twice the programs are faster by rows
-    kernel(
-        (_chunks(work, rows, others)[1], columns, x.sides),
-        (dy.dense(), x.base, weight, dx, gamma, beta, sums, found if norm is None else norm.found, found,
+    _depthwise_half_back(
+        (_chunks(dy.rows, rows, columns * x.sides)[1], columns, x.sides),
+        (dy.dense(), x.base, weight, dx, *_affine(norm, weight), found if norm is None else norm.found, found,
          x.side // a, x.row // a, window.n, x.channels // a, window.h, window.w, eps),
         (norm is not None, act, a, _wide(x), rows, block),
         warps,
     )  # fmt: skip
+
+
+def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
+    if norm is None and min(x.channels, outputs) > NARROW:
+        matrix = weight.as_strided((x.sides, outputs, x.channels), (outputs * x.channels, x.channels, 1))
+        product = Rows.whole(torch.bmm(x.dense(), matrix.transpose(1, 2)))
+        if next_norm is not None:
+            statistics(product, next_norm)
+        return product
+    y = x.base.new_empty((x.sides, x.rows, outputs))
+    rows, most, warps = tuning.pointwise
+    block = min(NARROW if norm else most, max(16, _power(outputs)))
+    eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
+    a, ao = _power_in(x.channels), _power_in(outputs)
+    _pointwise(
+        (-(-x.rows // rows), -(-outputs // block), x.sides),
+        (x.base, weight, y, *_affine(norm, weight), weight if next_norm is None else next_norm.sums,
+         x.side // a, x.row // a, x.rows, x.channels // a, outputs // ao, eps),
+        (norm is not None, act, next_norm is not None, a, ao, _wide(x), rows, block,
+         min(64, max(16, _power(x.channels)))),
+        warps if rows * block <= 8192 else 8,
+    )  # fmt: skip
+    return Rows.whole(y)
+
+
+def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
+    dx = x.base.new_empty((x.sides, x.rows, x.channels))
+    rows, block, warps = tuning.pointwise_back
+    block = min(block, max(16, _power(x.channels)))
+    columns = -(-x.channels // block)
+    each, chunks = _chunks(x.rows, rows, 2 * columns * x.sides)
+    a, ao = _power_in(x.channels), _power_in(dy.channels)
+    _pointwise_back(
+        (chunks, columns, x.sides),
+        (dy.dense(), x.base, weight, dx, *_affine(norm, weight), norm.found, found,
+         x.side // a, x.row // a, x.rows, x.channels // a, dy.channels // ao, norm.eps, each),
+        (norm.act, a, ao, _wide(x), rows, block, max(16, _power(dy.channels))),
+        warps if dy.channels <= 64 else 8,
+        tuning.pointwise_back_registers,
+    )  # fmt: skip
+    return Rows.whole(dx)
 
 
 def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:
@@ -256,10 +319,19 @@ def _affine(norm: Affine | None, stand_in: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 @cache
-def _channels(channels: int, most: int) -> tuple[int, int, int]:
-    """The power of two that loads may be wide, channels of a block, and blocks."""
-    block = min(most, _power(channels))
-    return min(8, channels & -channels), block, -(-channels // block)
+def _tiles(channels: int, tile: Tile) -> tuple[int, int, int, int, int]:
+    """The power of two that loads may be wide, rows and channels of a block, blocks side by side, and warps: the widest
+    block of which at most an eighth is idle."""
+    rows, most, warps = tile
+    sizes = [most >> i for i in range(most.bit_length()) if most >> i >= min(16, _power(channels))]
+    spare = {size: -(-channels // size) * size for size in sizes}
+    block = next((size for size in sizes if spare[size] * 8 <= channels * 9), min(_power(channels), most))
+    return _power_in(channels), rows * most // block, block, -(-channels // block), warps
+
+
+def _power_in(channels: int) -> int:
+    """The largest power of two that divides channels, up to eight."""
+    return min(8, channels & -channels)
 
 
 def _chunks(rows: int, block: int, others: int) -> tuple[int, int]:

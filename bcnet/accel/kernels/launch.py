@@ -24,17 +24,24 @@ class Kernel:
         self._binaries: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
     def __call__(
-        self, grid: tuple[int, int, int], arguments: tuple[Any, ...], constants: tuple[Any, ...], warps: int = 4
+        self,
+        grid: tuple[int, int, int],
+        arguments: tuple[Any, ...],
+        constants: tuple[Any, ...],
+        warps: int = 4,
+        registers: int | None = None,
     ) -> None:
-        """Launch on the current device and stream; ``constants`` follow the arguments."""
+        """Launch on the current device and stream; ``constants`` follow the arguments. A thread takes at most
+        ``registers``."""
+        options = {"num_warps": warps} if registers is None else {"num_warps": warps, "maxnreg": registers}
         if not DIRECT:
-            self._function[grid](*arguments, *constants, num_warps=warps)
+            self._function[grid](*arguments, *constants, **options)
             return
         device = torch._C._cuda_getDevice()
-        key = (constants, warps, device)
+        key = (constants, warps, registers, device)
         binary = self._binaries.get(key)
         if binary is None:
-            self._binaries[key] = _binary(self._function[grid](*arguments, *constants, num_warps=warps))
+            self._binaries[key] = _binary(self._function[grid](*arguments, *constants, **options))
         else:
             launch, fixed = binary
             launch(*grid, torch._C._cuda_getCurrentRawStream(device), *fixed, *arguments, *constants)

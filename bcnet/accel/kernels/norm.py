@@ -12,7 +12,7 @@ import triton.language as tl
 
 SIZES = (
     "y_side", "a_side", "b_side", "x_side", "out_side", "y_row", "a_row", "b_row", "x_row", "out_row",
-    "M", "C", "H", "W", "HO", "WO", "pad_h", "pad_w", "rows_each", "each", "images", "repeat",
+    "M", "C", "N", "H", "W", "HO", "WO", "pad_h", "pad_w", "rows_each", "each", "images", "repeat",
     "labels", "rows", "classes", "slot0", "slot1", "paths",
 )  # fmt: skip
 """Arguments for which no binaries of their own are made."""
@@ -47,13 +47,33 @@ def descend(g, u, ACT: tl.constexpr):
 
 
 @triton.jit
+def blocks(C, A: tl.constexpr, BC: tl.constexpr):
+    """Where a program of a grid (rows, channels, sides) works: its side, its channels, which of them there are, and
+    how many there are in all."""
+    C = C * A
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    return tl.program_id(2), c, c < C, C
+
+
+@triton.jit
 def moments(gamma, beta, sums, side, c, inside, M, C, eps):
     """Mean and 1/deviation of channels, and the norm as ``y * scale + shift``."""
-    mean = tl.load(sums + side * 2 * C + c, mask=inside, other=0.0) / M
-    square = tl.load(sums + side * 2 * C + C + c, mask=inside, other=0.0) / M
+    share = 1.0 / M  # once, not for every channel
+    mean = tl.load(sums + side * 2 * C + c, mask=inside, other=0.0) * share
+    square = tl.load(sums + side * 2 * C + C + c, mask=inside, other=0.0) * share
     rstd = tl.rsqrt(tl.maximum(square - mean * mean, 0.0) + eps)
     scale = rstd * tl.load(gamma + side * C + c, mask=inside, other=0.0)
     return mean, rstd, scale, tl.load(beta + side * C + c, mask=inside, other=0.0) - mean * scale
+
+
+@triton.jit
+def slopes(gamma, beta, sums, found, side, c, inside, M, C, eps):
+    """The norm as ``y * scale + shift``, and its gradient as ``g * scale - (y * slope + mean)``."""
+    mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
+    share = 1.0 / M
+    g_mean = tl.load(found + side * 2 * C + c, mask=inside, other=0.0) * share
+    slope = tl.load(found + side * 2 * C + C + c, mask=inside, other=0.0) * share * rstd * scale
+    return scale, shift, slope, g_mean * scale - mean * slope
 
 
 @triton.jit
@@ -68,11 +88,8 @@ def statistics(
     y, sums, y_side: tl.int64, y_row, M, C, rows_each,
     A: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    C = C * A
+    side, c, inside, C = blocks(C, A, BC)
     y_row = y_row * A
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
     y += side * (y_side * A)
     begin = tl.program_id(0) * rows_each
     end = tl.minimum(begin + rows_each, M)
@@ -95,11 +112,8 @@ def normalise(
     ACT: tl.constexpr, ADD: tl.constexpr,
     A: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    C = C * A
+    side, c, inside, C = blocks(C, A, BC)
     y_row = y_row * A
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
     y += side * (y_side * A)
     z += side.to(tl.int64) * M * C
     residual += side.to(tl.int64) * M * C
@@ -135,13 +149,10 @@ def norm_sums(
     ACT: tl.constexpr, ADD: tl.constexpr, TWO: tl.constexpr, REPEAT: tl.constexpr, KEEP: tl.constexpr,
     A: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    C = C * A
+    side, c, inside, C = blocks(C, A, BC)
     y_row = y_row * A
     a_row = a_row * A
     b_row = b_row * A
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
     y += side * (y_side * A)
     a += side * (a_side * A)
     b += side * (b_side * A)
@@ -180,21 +191,16 @@ def norm_gradient(
     ACT: tl.constexpr, TWO: tl.constexpr, REPEAT: tl.constexpr,
     A: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    C = C * A
+    side, c, inside, C = blocks(C, A, BC)
     y_row = y_row * A
     a_row = a_row * A
     b_row = b_row * A
     out_row = out_row * A
-    side = tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < C
     y += side * (y_side * A)
     a += side * (a_side * A)
     b += side * (b_side * A)
     dy += side * (out_side * A)
-    mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
-    g_mean = tl.load(found + side * 2 * C + c, mask=inside, other=0.0) / M
-    slope = tl.load(found + side * 2 * C + C + c, mask=inside, other=0.0) / M * rstd
+    scale, shift, slope, mean = slopes(gamma, beta, sums, found, side, c, inside, M, C, eps)
     row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BR + tl.arange(0, BR)
     here = (row < M)[:, None] & inside[None, :]
     if WIDE:
@@ -202,5 +208,5 @@ def norm_gradient(
     v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
     g = _gradient(a, b, row, c, here, a_row, b_row, repeat, TWO, REPEAT)
     g = descend(g, v * scale[None, :] + shift[None, :], ACT)
-    d = scale[None, :] * (g - g_mean[None, :] - (v - mean[None, :]) * slope[None, :])
+    d = g * scale[None, :] - (v * slope[None, :] + mean[None, :])
     tl.store(dy + row[:, None] * out_row + c[None, :], d.to(dy.dtype.element_ty), mask=here)

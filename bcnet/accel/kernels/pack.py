@@ -1,7 +1,9 @@
 """Slices of all parameters, gathered for the paths of a step in one launch, and their gradients added back in one.
 
 A path's weights lie side by side, ``(S, O, K, I)`` each: output channels, kernel positions, input channels. Those of
-depthwise convolutions are ``(S, K, O)``, which here is K outputs of one position and O inputs.
+depthwise convolutions are ``(S, K, O)``, which here is K outputs of one position and O inputs. Kernels like their
+channels in eights, so channels may be rounded up: the further ones are zero, with zero weights before and behind them,
+and no gradient comes back from them.
 """
 
 from __future__ import annotations
@@ -44,23 +46,26 @@ class Packing:
         self.full = np.array([p.full for p in parameters])
         self.whole = self.repeat * np.array([*total, 1])[self.variable]
 
-    def places(self, units: Sequence[int], sides: Sequence[str]) -> Places:
-        """The slices of ``sides`` at ``units``."""
+    def places(self, units: Sequence[int], sides: Sequence[str], multiple: int = 1) -> Places:
+        """The slices of ``sides`` at ``units``, packed with these rounded up to a ``multiple``."""
         length = self.repeat * np.array([*units, 1])[self.variable]
+        wide = self.repeat * np.array([*(-(-np.array(units) // multiple) * multiple), 1])[self.variable]
         spare = self.whole - length
         right = np.array([side == "right" for side in sides])
-        count = length[0] * self.kernel * length[1]
+        count = wide[0] * self.kernel * wide[1]
         room = -(-count * len(sides) // ALIGN) * ALIGN
         begin = [np.where(right[:, None], axis, 0) for axis in spare]
-        return Places(self, length[0], length[1], begin[0], begin[1], count, room)
+        return Places(self, length, wide[0], wide[1], begin[0], begin[1], count, room)
 
 
 @dataclass(frozen=True)
 class Places:
-    """For p parameters: lengths ``outer`` and ``inner`` (p,) of slices that begin at ``outers`` and ``inners`` (S, p)
-    of the whole, their ``count`` (p,) of elements, and the ``room`` (p,) that all sides take packed."""
+    """For p parameters: lengths ``own`` (2, p) of slices that begin at ``outers`` and ``inners`` (S, p) of the whole;
+    how long they are packed, ``outer`` and ``inner`` (p,), with their ``count`` (p,) of elements; and the ``room`` (p,)
+    that all sides take."""
 
     packing: Packing
+    own: Ints
     outer: Ints
     inner: Ints
     outers: Ints
@@ -73,35 +78,42 @@ class Places:
         return len(self.outers)
 
     def pack_table(self, addresses: Ints, offsets: Ints) -> Ints:
-        """Rows (S·p, 9) that the pack kernel reads, from addresses and packed offsets (p,) of the parameters."""
+        """Rows (S·p, 11) that the pack kernel reads, from addresses and packed offsets (p,) of the parameters."""
         of = self.packing
         start = self.outers * of.stride[0] + self.inners * of.stride[2]
-        table = np.empty((self.sides, len(addresses), 9), dtype=np.int64)
+        table = np.empty((self.sides, len(addresses), 11), dtype=np.int64)
         table[:, :, 0] = addresses + 4 * start
         table[:, :, 1], table[:, :, 2], table[:, :, 3] = self.count, of.kernel, self.inner
         table[:, :, 4:7] = of.stride.T
         table[:, :, 7] = offsets + np.arange(self.sides)[:, None] * self.count
         table[:, :, 8] = of.full
-        return table.reshape(-1, 9)
+        table[:, :, 9], table[:, :, 10] = self.own
+        return table.reshape(-1, 11)
 
     def unpack_table(self, found: Sequence[Found]) -> Ints:
-        """Columns (p, S, 8) that the unpack kernel reads: where what was ``found`` for each parameter belongs."""
-        table = np.empty((len(found), self.sides, 8), dtype=np.int64)
+        """Columns (p, S, 9) that the unpack kernel reads: where what was ``found`` for each parameter belongs."""
+        table = np.empty((len(found), self.sides, 9), dtype=np.int64)
         size = [f.tensor.element_size() for f in found]
         where = np.array([(f.tensor.data_ptr(), f.first, f.step, f.parts) for f in found], dtype=np.int64)
         apart = where[:, 1, None] + where[:, 2, None] * np.arange(self.sides)
         table[:, :, 0] = where[:, 0, None] + apart * np.array(size)[:, None]
-        table[:, :, 1], table[:, :, 2] = self.outers.T, self.outer[:, None]
-        table[:, :, 3], table[:, :, 4] = self.inners.T, self.inner[:, None]
+        table[:, :, 1], table[:, :, 2] = self.outers.T, self.own[0][:, None]
+        table[:, :, 3], table[:, :, 4] = self.inners.T, self.own[1][:, None]
         table[:, :, 5], table[:, :, 6] = where[:, 3, None], self.count[:, None]
-        table[:, :, 7] = np.array(size)[:, None] == 4
+        table[:, :, 7], table[:, :, 8] = np.array(size)[:, None] == 4, self.inner[:, None]
         return table
+
+    def packed(self, flat: Tensor, number: int) -> Tensor:
+        """Of one parameter as it is packed (O·K·I), the part that is its own, as (O, K, I)."""
+        outer, inner = (int(n) for n in self.own[:, number])
+        shape = int(self.outer[number]), int(self.packing.kernel[number]), int(self.inner[number])
+        return flat.view(shape)[:outer, :, :inner]
 
     def view(self, tensor: Tensor, number: int, side: int) -> Tensor:
         """The slice of one parameter (or of its gradient) as (O, K, I)."""
         of = self.packing
         stride = tuple(int(s) for s in of.stride[:, number])
-        size = (int(self.outer[number]), int(of.kernel[number]), int(self.inner[number]))
+        size = (int(self.own[0, number]), int(of.kernel[number]), int(self.own[1, number]))
         start = int(self.outers[side, number]) * stride[0] + int(self.inners[side, number]) * stride[2]
         return tensor.as_strided(size, stride, tensor.storage_offset() + start)
 

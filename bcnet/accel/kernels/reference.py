@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcnet.accel.kernels.pack import Packed, Places
-from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window
+from bcnet.accel.kernels.values import Affine, After, Found, Goal, Rows, Window
 
 
 def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) -> None:
@@ -19,7 +19,8 @@ def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) ->
             flat = packed.full if places.packing.full[i] else packed.half
             at, count = int(offsets[i]), int(places.count[i])
             for side in range(places.sides):
-                flat[at + side * count : at + (side + 1) * count] = places.view(tensor, i, side).reshape(-1)
+                part = flat[at + side * count : at + (side + 1) * count].zero_()
+                places.packed(part, i).copy_(places.view(tensor, i, side))
 
 
 def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Sequence[Tensor]) -> None:
@@ -27,8 +28,8 @@ def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Se
     for places, one in zip(groups, found, strict=True):
         for i, f in enumerate(one):
             for side in range(places.sides):
-                slot = places.view(grads[i], i, side)
-                slot.add_(f.of(side, int(places.count[i])).float().sum(0).view(slot.shape))
+                given = f.of(side, int(places.count[i])).float().sum(0)
+                places.view(grads[i], i, side).add_(places.packed(given, i))
 
 
 def statistics(y: Rows, norm: Affine) -> None:
@@ -83,22 +84,50 @@ def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | No
     return y
 
 
-def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
+def depthwise_backward(
+    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, after: After | None
+) -> Rows:
     """The gradient of x or, with ``norm``, of what it activates (then ``norm.found`` is known too); that of the
-    weight goes to the beginning (S, K, C) of ``found``."""
+    weight goes to the beginning (S, K, C) of ``found``. ``dy`` is the gradient of the result or, where it is given, of
+    the norm ``after`` it, whose sums are known."""
+    if after is not None:
+        dy = norm_gradient([dy], Rows.whole(after[0].dense().float()), after[1])
     dx, kernel, taps = [], _taps(weight, x, window), _taps(found, x, window)
     for s in range(x.sides):
         with torch.enable_grad():
-            copies = _given(x, norm, s).to(x.base.dtype), kernel[s].to(x.base.dtype, copy=True)
+            copies = _given(x, norm, s).to(x.base.dtype).float(), kernel[s].to(torch.float32, copy=True)
             leaves = copies[0].requires_grad_(), copies[1].requires_grad_()
             y = window.convolve(*leaves)
-        gx, taps[s] = torch.autograd.grad(y, leaves, dy.of(s))
+        gx, taps[s] = torch.autograd.grad(y, leaves, dy.of(s).float())
         if norm is not None:
             hat, u = _before(x, norm, None, s)
             gx = gx * _slope(u, norm.act)
             sums = _sums(norm.found, x)
             sums[s, 0], sums[s, 1] = gx.sum(0), (gx * hat).sum(0)
         dx.append(gx.to(x.base.dtype))
+    return Rows.whole(torch.stack(dx))
+
+
+def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
+    """x, normalised and activated by ``norm``, times weight (S·O·C, …); the statistics of the result go to
+    ``next_norm``."""
+    matrix, given = _matrix(weight, x, outputs), [_given(x, norm, s).to(x.base.dtype) for s in range(x.sides)]
+    y = Rows.whole(torch.bmm(torch.stack(given), matrix.transpose(1, 2)))
+    if next_norm is not None:
+        statistics(y, next_norm)
+    return y
+
+
+def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
+    """The gradient of what ``norm`` activates, with ``norm.found``; that of the weight goes to the beginning (S, O, C)
+    of ``found``."""
+    matrix, products, dx = _matrix(weight, x, dy.channels), _matrix(found, x, dy.channels), []
+    for s in range(x.sides):
+        hat, u = _before(x, norm, None, s)
+        products[s] = dy.of(s).float().t() @ _activate(u, norm.act).to(x.base.dtype).float()
+        dx.append(((dy.of(s).float() @ matrix[s].float()) * _slope(u, norm.act)).to(x.base.dtype))
+        sums, g = _sums(norm.found, x), dx[-1].float()
+        sums[s, 0], sums[s, 1] = g.sum(0), (g * hat).sum(0)
     return Rows.whole(torch.stack(dx))
 
 
@@ -149,6 +178,10 @@ def _given(x: Rows, norm: Affine | None, s: int) -> Tensor:
 def _taps(weight: Tensor, x: Rows, window: Window) -> Tensor:
     count = window.kernel**2
     return weight[: x.sides * count * x.channels].view(x.sides, count, x.channels)
+
+
+def _matrix(weight: Tensor, x: Rows, outputs: int) -> Tensor:
+    return weight[: x.sides * outputs * x.channels].view(x.sides, outputs, x.channels)
 
 
 def _activate(u: Tensor, act: int) -> Tensor:

@@ -44,8 +44,9 @@ def entropy(
 
 @triton.jit(do_not_specialize=SIZES)
 def pack(table, half, full, BLOCK: tl.constexpr):
-    """A table row: address, elements, O·K·I decoding (K, I), strides of o, k, i, place, whether it stays float32."""
-    row = table + tl.program_id(1) * 9
+    """A table row: address, elements, O·K·I decoding (K, I), strides of o, k, i, place, whether it stays float32,
+    and how many o and i there are: those beyond are zero."""
+    row = table + tl.program_id(1) * 11
     source = tl.load(row).to(tl.pointer_type(tl.float32))
     count = tl.load(row + 1).to(tl.int32)
     kernel = tl.load(row + 2).to(tl.int32)
@@ -54,11 +55,15 @@ def pack(table, half, full, BLOCK: tl.constexpr):
     stride_k = tl.load(row + 5)
     stride_i = tl.load(row + 6)
     place = tl.load(row + 7)
+    own_o = tl.load(row + 9).to(tl.int32)
+    own_i = tl.load(row + 10).to(tl.int32)
     for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
         e = start + tl.arange(0, BLOCK)
-        rest = e // inputs
-        at = (rest // kernel) * stride_o + (rest % kernel) * stride_k + (e % inputs) * stride_i
-        v = tl.load(source + at, mask=e < count, other=0.0)
+        i = e % inputs
+        k = e // inputs % kernel
+        o = e // inputs // kernel
+        at = o * stride_o + k * stride_k + i * stride_i
+        v = tl.load(source + at, mask=(e < count) & (o < own_o) & (i < own_i), other=0.0)
         if tl.load(row + 8) != 0:
             tl.store(full + place + e, v, mask=e < count)
         else:
@@ -71,7 +76,7 @@ def unpack(wholes, table, paths, HALF: tl.constexpr, BLOCK: tl.constexpr):
 
     A row of ``wholes``: address, elements, K, I, strides of o, k, i. For each there are ``paths`` rows of ``table``:
     address, first o and their number, first i and their number, partial sums, their stride, whether they are float32
-    (then it is one sum).
+    (then it is one sum), and from one o to the next.
     """
     row = wholes + tl.program_id(1) * 7
     target = tl.load(row).to(tl.pointer_type(tl.float32))
@@ -90,13 +95,12 @@ def unpack(wholes, table, paths, HALF: tl.constexpr, BLOCK: tl.constexpr):
         at = o * stride_o + k * stride_k + i * stride_i
         v = tl.load(target + at, mask=valid, other=0.0)
         for path in range(paths):
-            one = table + (tl.program_id(1) * paths + path) * 8
+            one = table + (tl.program_id(1) * paths + path) * 9
             address = tl.load(one)
             po = o - tl.load(one + 1).to(tl.int32)
             pi = i - tl.load(one + 3).to(tl.int32)
-            wide = tl.load(one + 4).to(tl.int32)
-            mine = valid & (po >= 0) & (po < tl.load(one + 2)) & (pi >= 0) & (pi < wide)
-            place = (po * kernel + k) * wide + pi
+            mine = valid & (po >= 0) & (po < tl.load(one + 2)) & (pi >= 0) & (pi < tl.load(one + 4))
+            place = (po * kernel + k) * tl.load(one + 8).to(tl.int32) + pi
             apart = tl.load(one + 6)
             parts = tl.load(one + 5).to(tl.int32)
             half = address.to(tl.pointer_type(HALF)) + place

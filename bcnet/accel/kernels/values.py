@@ -101,6 +101,12 @@ class Affine(NamedTuple):
     act: int
 
 
+After = tuple[Rows, Affine]
+"""The norm that follows a convolution, with what it normalises."""
+NARROW = 256
+"""Outputs up to which the kernel of a 1x1 convolution normalises its input as it reads."""
+
+
 class Found(NamedTuple):
     """Gradients of a parameter: those of side s begin ``first + s * step`` elements into ``tensor``, ``parts`` sums of
     it one after the other; where ``others`` has the further sides' tensors, ``step`` is the distance of addresses."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from bcnet.run.session import Run
 from bcnet.search import LogWidthModel
-from bcnet.search.criteria import allot, find_method
+from bcnet.search.criteria import allot, find_allotment
 from bcnet.search.store import TrialStore
 from bcnet.space.importance import kinds
 from bcnet.space.widths import Widths
@@ -36,8 +36,8 @@ def configuration(run: Run, name: str) -> list[int]:
         return within.sample_full(rng, 1)[0].tolist()
     if name == "uniform-8":
         return within.uniform(8).tolist()
-    method = find_method(name)
-    return allot(within, run.scores_by(method.criterion), method.scope, kinds(run.space)).tolist()
+    allotment = find_allotment(name)
+    return allot(within, run.scores_by(allotment.criterion), allotment.scope, kinds(run.space)).tolist()
 
 
 def rules_of_thumb(run: Run) -> dict[str, list[int]]:

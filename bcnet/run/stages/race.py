@@ -10,7 +10,7 @@ from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, fast_step, rows_of
 from bcnet.run.stages.configurations import finalists
 from bcnet.run.stages.retrain import fine_tuning
-from bcnet.training.race import Entry, Racing
+from bcnet.training.race import Finalist, Racing
 from bcnet.utils.progress import training_steps
 
 
@@ -38,7 +38,7 @@ def race(run: Run) -> None:
         run.listener.note("there is one finalist, so there is nothing to race against")
     config, teacher = fine_tuning(run)
     racing = Racing(r.race, run.data, config, task=run.task_given, teacher=teacher, by=r.rank_by, fast=fast_step(run))
-    entries = [Entry(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]
+    entries = [Finalist(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]
     told = {name: training_steps(run.listener, f"race: {name}") for name in widths}
     winner = racing.run(
         entries,
@@ -46,8 +46,9 @@ def race(run: Run) -> None:
         _Kept(run),
         progress=lambda name, state: told[name](state),
     )
-    rounds = [measured for entry in entries for measured in entry.rounds]
+    measured = [dict(row) for entry in entries for row in entry.rounds]
+    curve = [point for row in measured for point in row.pop("curve", [])] + winner.curve
     seconds = time.monotonic() - start
-    result = {"winner": winner.name, "by": r.rank_by, "finalists": widths, "rounds": rounds, "seconds": seconds}
-    run.write("race", {**result, "history": rows_of(winner.history)}, winner.network.state_dict())
+    result = {"winner": winner.name, "by": r.rank_by, "finalists": widths, "rounds": measured, "seconds": seconds}
+    run.write("race", {**result, "curve": curve, "history": rows_of(winner.history)}, winner.network.state_dict())
     run.remove(f"{CHECKPOINTS}/race")

@@ -1,8 +1,8 @@
 """Evolutionary search: pymoo's NSGA-II on candidate indices, told where scoring pays.
 
 The objectives are the error and the cost of the first budget; all budgets are constraints. Three small
-operators are ours: offspring are shrunk until they hold the budgets, nothing is scored twice, and of
-many offspring a surrogate picks those worth scoring.
+operators are ours: offspring are shrunk until they hold the budgets and most of them grown until they use them,
+nothing is scored twice, and of many offspring a surrogate picks those worth scoring.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pymoo.operators.selection.tournament import TournamentSelection
 from pymoo.problems.static import StaticProblem
 
 from bcnet.search.config import SearchConfig
-from bcnet.search.constraints import Constraints
+from bcnet.search.constraints import FULL, Constraints
 from bcnet.search.predictors.climb import climb
 from bcnet.search.predictors.surrogate import Surrogate
 from bcnet.search.strategies.base import Strategy
@@ -36,7 +36,7 @@ Indices = NDArray[np.int64]
 
 
 class ToCandidates(Repair):
-    """Rounds offspring to candidate indices and, with ``rng``, shrinks them until they hold the budgets."""
+    """Rounds to candidate indices and, with ``rng``, shrinks until they hold the budgets."""
 
     def __init__(self, constraints: Constraints, rng: np.random.Generator | None):
         super().__init__()
@@ -45,6 +45,21 @@ class ToCandidates(Repair):
     def _do(self, problem: Problem, X: NDArray[np.float64], **_: Any) -> Indices:
         index = np.around(X).astype(np.int64)
         return index if self._rng is None else self._constraints.shrink(index, self._rng)
+
+
+class Grown(ToCandidates):
+    """For offspring: all but a share ``lean``, which is for the front, also grow until they use 95 % of a budget."""
+
+    def __init__(self, constraints: Constraints, rng: np.random.Generator | None, lean: float):
+        super().__init__(constraints, rng)
+        self._lean = lean
+
+    def _do(self, problem: Problem, X: NDArray[np.float64], **_: Any) -> Indices:
+        index = super()._do(problem, X)
+        if self._rng is not None:
+            grown = self._rng.random(len(index)) >= self._lean
+            index[grown] = _grown(self._constraints, index[grown], self._rng)
+        return index
 
 
 class Unseen(DuplicateElimination):
@@ -74,8 +89,9 @@ class ScreenedMating(Mating):
     """Makes a pool of offspring, and keeps those of which a surrogate expects most.
 
     The pool holds ``config.pool`` times the offspring asked for, random widths, and what is met when the
-    best widths so far, and as many of the Pareto front, climb on the surrogate. Most are kept for their
-    expected score; a share of ``config.front_share`` for the front of expected error and cost.
+    best widths so far, and as many of the Pareto front, climb on the surrogate. Most of these are grown to
+    use a budget, since a surrogate that knows networks of one cost would have others smaller. Most are kept for
+    their expected score; a share of ``config.front_share`` for the front of expected error and cost.
     """
 
     def __init__(self, constraints: Constraints, config: SearchConfig, rng: np.random.Generator, **kwargs: Any):
@@ -100,7 +116,7 @@ class ScreenedMating(Mating):
         mated = super().do(problem, pop, self._config.pool * n_offsprings, **kwargs)
         strangers = self._constraints.space.encode(self._constraints.sample(self._rng, n_offsprings, tries=2)[0])
         offspring = np.array([one.X for one in mated], dtype=np.int64).reshape(-1, strangers.shape[1])
-        pool = np.vstack([offspring, strangers, self._climbed(pop)])
+        pool = np.vstack([offspring, self.repair._do(problem, np.vstack([strangers, self._climbed(pop)]))])
         pool = pool[self.eliminate_duplicates.new(pool)]
         return Population.new("X", pool[self._pick(problem, pop, pool, n_offsprings)])
 
@@ -114,10 +130,13 @@ class ScreenedMating(Mating):
         return climb(self._surrogate, self._constraints, starts, caps, self._rng)
 
     def _pick(self, problem: Problem, pop: Population, pool: Indices, n: int) -> Indices:
-        """The rows of the pool (m, L) to score: at most n."""
+        """The rows of the pool (m, L) to score: at most n. Half of those for their score use a budget, if enough do."""
         expected = self._surrogate.predict(pool)
         for_front = round(self._config.front_share * n)
-        order = np.argsort(-expected, kind="stable")
+        lean = self._constraints.used(self._constraints.space.decode(pool)) < FULL
+        full = np.lexsort((-expected, lean))[: (n - for_front + 1) // 2]
+        others = np.setdiff1d(np.arange(len(pool)), full)
+        order = np.concatenate([full, others[np.argsort(-expected[others], kind="stable")]])
         best, rest = order[: n - for_front], order[n - for_front :]
         objectives = np.column_stack([-expected, _first_cost(self._constraints, self._constraints.space.decode(pool))])
         guessed = Population.new("X", pool[rest], "F", objectives[rest])
@@ -132,18 +151,19 @@ def evolution(constraints: Constraints, config: SearchConfig, initial: Widths | 
     """NSGA-II from the population ``initial`` (n, L), or from a random one."""
     rng = np.random.default_rng([config.seed, 1])
     unseen = Unseen()
-    repair = ToCandidates(constraints, rng if config.feasible_only else None)
+    bound = (constraints, rng if config.feasible_only else None)
     operators: dict[str, Any] = {
         "selection": TournamentSelection(func_comp=binary_tournament),
         "crossover": TwoPointCrossover(),
         "mutation": PM(eta=20),
-        "repair": repair,
+        "repair": ToCandidates(*bound),
         "eliminate_duplicates": unseen,
     }
+    offspring_operators = {**operators, "repair": Grown(*bound, config.front_share)}
     mating = (
-        ScreenedMating(constraints, config, rng, n_max_iterations=MATING_ROUNDS, **operators)
+        ScreenedMating(constraints, config, rng, n_max_iterations=MATING_ROUNDS, **offspring_operators)
         if config.pool > 1
-        else None
+        else Mating(**offspring_operators)
     )
     population = constraints.space.encode(initial) if initial is not None else _first(constraints, config, rng)
     retained = config.retained or config.population
@@ -166,18 +186,24 @@ def evolution(constraints: Constraints, config: SearchConfig, initial: Widths | 
         unseen.seen.update(_keys(index))
         widths = constraints.space.decode(index)
         scores = yield widths
-        if mating is not None:
+        if isinstance(mating, ScreenedMating):
             mating.learn(index, scores)
         Evaluator().eval(StaticProblem(problem, **_objectives(constraints, widths, scores)), offspring)
         algorithm.tell(infills=offspring)
 
 
 def _first(constraints: Constraints, config: SearchConfig, rng: np.random.Generator) -> Indices:
-    """A random population, of feasible widths unless any will do."""
+    """A random population: feasible widths, most of which use the budget, unless any will do."""
     if not config.feasible_only:
         return constraints.space.encode(constraints.space.sample(rng, config.population))
-    drawn = constraints.sample(rng, config.population)[0]
+    lean = round(config.front_share * config.population)
+    drawn = np.vstack([constraints.sample_full(rng, config.population - lean), constraints.sample(rng, lean)[0]])
     return constraints.space.encode(constraints.with_uniform(drawn)[: config.population])
+
+
+def _grown(constraints: Constraints, index: Indices, rng: np.random.Generator) -> Indices:
+    """Feasible candidate indices (n, L), raised until they use a budget."""
+    return constraints.space.encode(constraints.fill(constraints.space.decode(index), rng, enough=FULL))
 
 
 def _objectives(
