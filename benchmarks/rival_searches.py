@@ -137,8 +137,8 @@ fewer evaluations the difference is larger: 5 seeds, all six cases, {fewer}.
 
 What the table does not show: it judges searches by scores that do not err. With a supernet's scores, which do,
 the order may be another. The settings of `evolution`, how many offspring grow among them, were chosen while looking at
-these tables; those of Markov chains
-and agent before they were run on them; `uniform` is weaker than it need be, as four candidates cannot express it.
+these tables; those of Markov chains and agent before they were run on them; `uniform` is weaker than it need be, as
+four candidates cannot express it.
 
 ## With a network: LeGR, MetaPruning, TAS
 
@@ -152,11 +152,11 @@ all of them in these last trainings, which are the same for all rows of a kind. 
 {networks}
 
 From scratch MetaPruning has the highest mean, above the bilateral supernet; the intervals of the supernets overlap.
-LeGR ended with its first configuration on all three seeds.
-From a trained network, Markov chains, agent, random search and evolution all fill the budget and are above uniform
-scaling; between them there is no difference beyond chance. Evolution did not fill it before (71 % of it, 69.67 ± 1.37
-on these seeds); its row was made again after its offspring were grown to 95 % of a budget. The rows of supernets were
-searched by evolution as it was before that.
+LeGR ended with its first configuration on all three seeds. From a trained network, Markov chains, agent, random search
+and evolution all fill the budget and have higher means than uniform scaling; between them there is no difference
+beyond chance. Evolution did not fill it before (71 % of it, 69.67 ± 1.37 on these seeds); its row was made again after
+its offspring were grown to 95 % of a budget, at the commit above, and the others are of commits ef2ff08 and 2e14377.
+The rows of supernets were searched by evolution as it was before that.
 
 - **LeGR** (`search/strategies/legr.py`, `search: {{strategy: legr}}`) ranks all channels by a learned affine map of
   their importance (here `l2`) and is otherwise as printed: regularised evolution, a change reaches a tenth of the
