@@ -14,16 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bcnet.accel.fused_step.convolutions import (
-    Space,
-    channels_last,
-    convolution,
-    convolution_backward,
-    size_of,
-    splits,
-    tiles,
-    window_of,
-)  # fmt: skip
+from bcnet.accel.fused_step import convolutions
+from bcnet.accel.fused_step.convolutions import Space, channels_last, convolution, size_of, splits, tiles, window_of
 from bcnet.accel.fused_step.eager import Slices, slope_of
 from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
 from bcnet.accel.kernels.pack import ALIGN
@@ -262,26 +254,25 @@ class Tape:
         dy = self._arrived(layer.out)
         if layer.x == self.program.source:
             image = dy.together().image(0, self.spaces[layer.out])
-            _, dw, _ = convolution_backward(image, self.x, self._image_weight(layer), layer, False)
+            _, dw, _ = convolutions.convolution_backward(image, self.x, self._image_weight(layer), layer, False)
             self.found[layer.weight] = Found(channels_last(dw), 0, dw.numel() // self.sides)
-        elif layer.pointwise and layer.x in self.program.folded:
-            x, found = self.values[layer.x], self.sums[layer.weight]
-            self._give(
-                layer.x, self.kernels.pointwise_backward(dy, x, self.weights[layer.weight], self.norms[layer.x], found)
-            )
-            self.found[layer.weight] = Found(found, 0, dy.channels * x.channels)
+        elif layer.weight in self.program.summed:
+            self._summed_back(layer, dy)
         elif layer.pointwise:
             self._pointwise_back(layer, dy)
-        elif layer.depthwise:
-            x, found = self.values[layer.x], self.sums[layer.weight]
-            before = self.norms[layer.x] if layer.x in self.program.folded else None
-            window = window_of(layer, self.spaces[layer.x])
-            after = self.after.pop(layer.out, None)
-            dx = self.kernels.depthwise_backward(dy, x, self.weights[layer.weight], window, before, found, after)
-            self.found[layer.weight] = Found(found, 0, window.kernel**2 * x.channels)
-            self._give(layer.x, dx)
         else:
             self._dense_back(layer, dy)
+
+    def _summed_back(self, layer: Conv, dy: Rows) -> None:
+        x, weight, found = self.values[layer.x], self.weights[layer.weight], self.sums[layer.weight]
+        before = self.norms[layer.x] if layer.x in self.program.folded else None
+        if layer.pointwise:
+            dx = self.kernels.pointwise_backward(dy, x, weight, before, found)
+        else:
+            window, after = window_of(layer, self.spaces[layer.x]), self.after.pop(layer.out, None)
+            dx = self.kernels.depthwise_backward(dy, x, weight, window, before, found, after)
+        self.found[layer.weight] = Found(found, 0, math.prod(self.sizes[layer.weight]))
+        self._give(layer.x, dx)
 
     def _pointwise_back(self, layer: Conv, dy: Rows) -> None:
         outputs, inputs = self.sizes[layer.weight]
@@ -300,7 +291,7 @@ class Tape:
         dx, dw = [], []
         for s in range(self.sides):
             image, given = dy.image(s, self.spaces[layer.out]), self.images[layer.x][s]
-            one = convolution_backward(image, given, self._image_weight(layer, s), layer, True)
+            one = convolutions.convolution_backward(image, given, self._image_weight(layer, s), layer, True)
             dx.append(channels_last(one[0]))
             dw.append(channels_last(one[1]))
         self.found[layer.weight] = Found(dw[0], 0, distance(dw), 1, tuple(dw[1:]))
