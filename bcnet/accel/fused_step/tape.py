@@ -19,7 +19,7 @@ from bcnet.accel.fused_step.convolutions import Space, channels_last, convolutio
 from bcnet.accel.fused_step.eager import Slices, slope_of
 from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
 from bcnet.accel.kernels.pack import ALIGN
-from bcnet.accel.kernels.values import Affine, After, Found, Goal, Rows, at_most_two, distance
+from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, at_most_two, distance
 
 
 class Tape:
@@ -50,7 +50,6 @@ class Tape:
         self.shaped: dict[Any, Tensor] = {}
         self.images: dict[int, list[Tensor]] = {}
         self.norms: dict[int, Affine] = {}
-        self.after: dict[int, After] = {}  # norms whose gradient is taken by the convolution before them
         self.plain: dict[int, list[Any]] = {}  # what eager operators gave, side by side
         self.graphs: dict[int, list[tuple[Tensor, list[Tensor]]]] = {}
         self.plain_grads: dict[int, list[list[Tensor]]] = {}
@@ -243,10 +242,7 @@ class Tape:
             grads = grads if kept is None else [kept]
             if layer.residual is not None:
                 self._give(layer.residual, grads[0])
-        if layer.x in self.program.late and len(grads) == 1 and grads[0].repeat == 1:
-            self.grads[layer.x], self.after[layer.x] = grads, (y, plain)
-        else:
-            self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
+        self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
         self.found[layer.bias] = Found(norm.found, 0, 2 * y.channels)
         self.found[layer.weight] = Found(norm.found, y.channels, 2 * y.channels)
 
@@ -269,8 +265,8 @@ class Tape:
         if layer.pointwise:
             dx = self.kernels.pointwise_backward(dy, x, weight, before, found)
         else:
-            window, after = window_of(layer, self.spaces[layer.x]), self.after.pop(layer.out, None)
-            dx = self.kernels.depthwise_backward(dy, x, weight, window, before, found, after)
+            window = window_of(layer, self.spaces[layer.x])
+            dx = self.kernels.depthwise_backward(dy, x, weight, window, before, found)
         self.found[layer.weight] = Found(found, 0, math.prod(self.sizes[layer.weight]))
         self._give(layer.x, dx)
 
