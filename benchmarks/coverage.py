@@ -2,11 +2,11 @@
 
     python benchmarks/coverage.py [--resume] [--only PATTERN] [--tool NAME]
 
-The lists: coverage_unseen.txt, networks that had no part in the making of bcnet, and coverage_models.txt, those that
-had, every 14th of them (coverage_list.py says how they were chosen). Zoos whose package is not installed are left
-out, with a notice. Every network is measured in a child process of its own under limits of time and memory, and each
-result is appended to a cache, so that an interrupted run goes on with ``--resume`` (``--retry``: and measures again
-what failed; ``--again``: all that is asked for).
+The lists: coverage_fresh.txt and coverage_unseen.txt, networks that had no part in the making of bcnet, and
+coverage_models.txt, those that had, every 14th of them (coverage_list.py says how they were chosen). Zoos whose package
+is not installed are left out, with a notice. Every network is measured in a child process of its own under limits of
+time and memory, and each result is appended to a cache, so that an interrupted run goes on with ``--resume``
+(``--retry``: and measures again what failed; ``--again``: all that is asked for).
 
 Writes docs/results/coverage.json and, from it, docs/results/coverage.md.
 """
@@ -52,7 +52,7 @@ from bcnet.errors import BcnetError
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results"
-UNSEEN, SEEN = HERE / "coverage_unseen.txt", HERE / "coverage_models.txt"
+UNSEEN, SEEN, LATER = (HERE / f"coverage_{name}.txt" for name in ("unseen", "models", "fresh"))
 EVERY = 14
 CACHE = Path(os.environ.get("COVERAGE_CACHE", HERE.parent / ".cache" / "coverage.jsonl"))
 TOOLS = {"bcnet": "bcnet", "torch-pruning": "torch-pruning", "fastnas": "nvidia-modelopt"}
@@ -65,7 +65,7 @@ MEMORY = 12 * 2**30  # bytes of address space for a child process
 
 def names() -> list[str]:
     """``zoo:NAME`` of all networks whose zoo is installed: all that had no part in the making, every 14th that had."""
-    every = UNSEEN.read_text().split() + SEEN.read_text().split()[::EVERY]
+    every = UNSEEN.read_text().split() + SEEN.read_text().split()[::EVERY] + LATER.read_text().split()
     return [name for name in every if installed(name)]
 
 
@@ -191,9 +191,9 @@ def head() -> str:
 def write() -> None:
     """docs/results/coverage.json and .md from the cache."""
     done = cached()
-    unseen = set(UNSEEN.read_text().split())
+    unseen, fresh = set(UNSEEN.read_text().split()), set(LATER.read_text().split())
     keys = [(tool, name) for name in names() for tool in MEASURES if (tool, name) in done]
-    rows = [done[key] | {"unseen": key[1] in unseen} for key in keys]
+    rows = [done[key] | {"unseen": key[1] in unseen, "fresh": key[1] in fresh} for key in keys]
     tools = {TOOLS[row["tool"]] for row in rows} - {"bcnet"}
     results = {
         "command": "python benchmarks/coverage.py",

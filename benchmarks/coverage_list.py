@@ -2,7 +2,8 @@
 
 coverage_models.txt, the smallest variant of every family of timm's CNN modules and torchvision's classification CNNs,
 was the list while tracing was written, and stays as it was. coverage_unseen.txt are networks that had no part in that:
-chosen by rule from the registries of other packages before bcnet was run on any of them.
+chosen by rule from the registries of other packages before bcnet was run on any of them. coverage_fresh.txt are more of
+these, added when all of the others had been cured: networks written by hand and networks of further packages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import coverage_zoos  # noqa: F401  (lets torchvision be imported)
 import torch
 
 HERE = Path(__file__).parent
-SEEN, UNSEEN = HERE / "coverage_models.txt", HERE / "coverage_unseen.txt"
+SEEN, UNSEEN, LATER = (HERE / f"coverage_{name}.txt" for name in ("models", "unseen", "fresh"))
 LARGEST = 70_000_000  # parameters
 LEFT_OUT = {  # modules of pytorchcv, with the reason
     "jasper": "has more parameters than that",
@@ -122,5 +123,16 @@ def unseen() -> list[str]:
     return [f"{zoo}:{name}" for zoo, names in zoos.items() for name in names]
 
 
+def fresh() -> list[str]:
+    """``zoo:NAME`` of the networks that were added last."""
+    import coverage_fresh_parts  # noqa: F401
+    import coverage_fresh_shapes  # noqa: F401
+    from coverage_fresh import FRESH
+    from coverage_fresh_zoos import PLACES
+
+    return [*(f"fresh:{name}" for name in FRESH), *PLACES]
+
+
 if __name__ == "__main__":
+    LATER.write_text("\n".join(fresh()) + "\n")
     UNSEEN.write_text("\n".join(unseen()) + "\n")

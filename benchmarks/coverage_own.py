@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-OWN: dict[str, tuple[type[nn.Module], tuple[tuple[int, ...], ...]]] = {}
+Networks = dict[str, tuple[type[nn.Module], tuple[tuple[int, ...], ...]]]
+OWN: Networks = {}
 IMAGE = (3, 32, 32)
 
 
-def own(*shapes: tuple[int, ...]) -> Callable[[type[nn.Module]], type[nn.Module]]:
+def own(*shapes: tuple[int, ...], into: Networks = OWN) -> Callable[[type[nn.Module]], type[nn.Module]]:
     def add(cls: type[nn.Module]) -> type[nn.Module]:
-        OWN[cls.__name__] = (cls, shapes or (IMAGE,))
+        into[cls.__name__] = (cls, shapes or (IMAGE,))
         return cls
 
     return add

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from coverage_fresh_zoos import PLACES, make
 from torch import Tensor, nn
 
 # A torchvision built for CUDA finds its compiled operators missing on a CPU-only torch, and could not be imported.
@@ -38,7 +39,9 @@ PACKAGES = {
     "monai": "monai",
     "spandrel": "spandrel",
     "own": "coverage_own",
+    "fresh": "coverage_fresh",
 }
+PACKAGES |= {name.partition(":")[0]: name.partition(":")[0] for name in PLACES}
 Shapes = tuple[tuple[int, ...], ...]
 IMAGES = [((3, side, side),) for side in (64, 96, 128, 160, 224, 256, 299, 331, 512)]
 
@@ -81,7 +84,7 @@ def create(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The network and the first of its inputs on which it runs: in training on a batch of two, or at least alone."""
     torch.manual_seed(0)
     zoo, _, own_name = name.partition(":")
-    made: Any = CREATORS[zoo](own_name)
+    made: Any = make(name) if name in PLACES else CREATORS[zoo](own_name)
     model, shapes = made if isinstance(made, tuple) else (made, _shapes(name, made))
     for trial in (_trains, _answers):
         for inputs in shapes:
@@ -277,6 +280,15 @@ def _own(name: str) -> tuple[nn.Module, list[Shapes]]:
     return cls(), [shapes]
 
 
+def _fresh(name: str) -> tuple[nn.Module, list[Shapes]]:
+    import coverage_fresh_parts  # noqa: F401
+    import coverage_fresh_shapes  # noqa: F401
+    from coverage_fresh import FRESH
+
+    cls, shapes = FRESH[name]
+    return cls(), [shapes]
+
+
 CREATORS: dict[str, Callable[[str], Any]] = {
     "timm": _timm,
     "torchvision": _torchvision,
@@ -290,6 +302,7 @@ CREATORS: dict[str, Callable[[str], Any]] = {
     "monai": _monai,
     "spandrel": _spandrel,
     "own": _own,
+    "fresh": _fresh,
 }
 
 
@@ -297,5 +310,5 @@ def versions(names: Iterable[str]) -> dict[str, str]:
     """The version of every package that ``names`` need."""
     from importlib import metadata
 
-    packages = {PACKAGES[name.partition(":")[0]] for name in names} - {"coverage_own"}
+    packages = {PACKAGES[name.partition(":")[0]] for name in names} - {"coverage_own", "coverage_fresh"}
     return {package: metadata.version(package) for package in sorted(packages)}

@@ -50,15 +50,15 @@ class Size:
     """How large everything is."""
 
     side: int = 128
-    images: int = 2000
-    tested: int = 500
+    images: int = 1600
+    tested: int = 400
     batch: int = 32
-    epochs: int = 6
+    epochs: int = 4
     single_side: int = 64
-    singles: int = 8000
+    singles: int = 6000
     given_epochs: int = 5
-    tuned_epochs: int = 3
-    evaluations: int = 24
+    tuned_epochs: int = 2
+    evaluations: int = 12
     width: int = 64
     budget: str = "flops=25%"
 
@@ -118,7 +118,7 @@ def _searched(
 ) -> np.ndarray:
     healing = Healing(steps=16, optimisation=Optimisation(epochs=1, lr=0.05), distillation=TEACHER, seed=seed)
     scorer = CutScorer(space, full, "l2", train, val, teacher=full, healing=healing, reconstruct=True)
-    config = SearchConfig(strategy="markov", evaluations=size.evaluations, population=10, seed=seed)
+    config = SearchConfig(strategy="markov", evaluations=size.evaluations, population=6, seed=seed)
     best = search(space, scorer, [size.budget], config=config).best
     assert best is not None
     return np.array(best.widths)
@@ -152,14 +152,15 @@ def train(network: nn.Module, data: list[Scene], size: Size, seed: int, device: 
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     network.train()
+    at_hand = [(s.image.to(device), {"boxes": s.boxes.to(device), "labels": s.labels.to(device)}) for s in data]
     for step in range(steps):
         if step % per_epoch == 0:
             order = rng.permutation(len(data))
         warm = min(1.0, (step + 1) / max(1, steps // 10))
         optimizer.param_groups[0]["lr"] = 0.02 * warm * 0.5 * (1 + np.cos(np.pi * step / steps))
-        chosen = [data[i] for i in order[step % per_epoch * size.batch :][: size.batch]]
-        targets = [{"boxes": s.boxes.to(device), "labels": s.labels.to(device)} for s in chosen]
-        loss = sum(network([s.image.to(device) for s in chosen], targets).values())
+        images, targets = zip(*(at_hand[i] for i in order[step % per_epoch * size.batch :][: size.batch]), strict=True)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = sum(network(list(images), list(targets)).values())
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 5.0)

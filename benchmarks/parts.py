@@ -28,7 +28,7 @@ HELD_OUT = 0.1
 SPLIT_SEED = 0
 """Which training images are held out never changes, whatever a training's own seed is."""
 NOISE = 60.0
-TINY = {"mobilenetv2_cifar": 8, "vgg19_cifar": 16}
+TINY = {"mobilenetv2_cifar": 8, "vgg19_cifar": 16, "resnet18_cifar": 16}
 """By how much tests narrow the networks."""
 
 Batch = tuple[Tensor, Tensor]

@@ -4,9 +4,9 @@
 
 Configurations are scored by their held-out loss after some steps of fine-tuning with the trained network as teacher.
 Both searches begin with widths that rules give (uniform, within kinds of layers, one threshold) and others near them.
-``--by evolution`` goes on with bcnet's search; networks are cut as they are. ``--by neighbours`` takes a second
-generation near the best of the first; layers make up for dropped channels before they are scored, as in the networks
-that are fine-tuned in the end. Finalists: the log-width model's choice over all scores (evolution), and the best few
+``--by evolution`` goes on with bcnet's search; networks are cut as they are. ``--by neighbours`` goes on near the best
+so far; layers make up for dropped channels before they are scored, as in the networks that are fine-tuned in the end.
+Finalists: the log-width model's choice over all scores (evolution), and the best few
 scores once they are taken again on other training batches, which the luck of the first does not survive.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from channels import Cutter, fitted
+from channels import Cutter
 from numpy.typing import NDArray
 from parts import Images, Widths, provenance, space_of
 from paths import Class, Lessons, Maker, State, first_of, order_of
@@ -33,14 +33,13 @@ from torch.nn import functional
 from bcnet import trace
 from bcnet.search import Constraints, SearchConfig, search
 from bcnet.search.criteria import allot
+from bcnet.search.strategies import neighbours as strategies
 from bcnet.space.importance import importance, kinds, taylor
 from bcnet.training.task import cross_entropy
 
-NEAR = 0.25
-"""How far the first configurations lie from those that rules give: a deviation of logarithms."""
 TOP = 8
 """Best scores that are taken again, and of these the best half are finalists."""
-PARENTS = 4
+Trial = tuple[Widths, float]
 SETTINGS = ("by", "groups", "evaluations", "population", "steps", "lr", "at_once", "seed", "device")
 
 
@@ -97,35 +96,21 @@ def rules(constraints: Constraints, cutter: Cutter, images: Images) -> dict[str,
     }
 
 
-def near(
-    constraints: Constraints, cutter: Cutter, known: Sequence[Widths], count: int, rng: np.random.Generator
-) -> Widths:
-    """Configurations within the budget, each near one of ``known`` in turn."""
-    space, flops = constraints.space, constraints.budgets[0].limit
-    drawn = [np.log(known[i % len(known)]) + rng.normal(0, NEAR, len(space)) for i in range(count)]
-    found = [widths for logs in drawn if (widths := fitted(logs, cutter, flops, rng)) is not None]
-    return constraints.fill(space.floor(np.maximum(np.stack(found), space.min)), rng)
-
-
-def neighbours(
-    args: argparse.Namespace, constraints: Constraints, cutter: Cutter, first: Widths, scorer: Scorer
-) -> list[tuple[Widths, float]]:
-    """All configurations with their scores, best first: a generation near the best of ``first``, until time is over."""
+def neighbours(args: argparse.Namespace, constraints: Constraints, first: Widths, scorer: Scorer) -> list[Trial]:
+    """All configurations with their scores, best first: bcnet's strategy of the same name, until time is over."""
     end = time.perf_counter() + args.seconds
-    rng = np.random.default_rng([args.seed, 31])
-    found: list[tuple[Widths, float]] = []
-
-    def score(rows: Widths, until: float) -> None:
+    config = SearchConfig(evaluations=args.evaluations, population=args.population, seed=args.seed)
+    strategy, found = strategies.neighbours(constraints, config, first), []
+    rows = next(strategy)
+    while len(found) < args.evaluations and time.perf_counter() < end:
+        scores = np.full(len(rows), np.nan)
         for start in range(0, len(rows), args.at_once):
-            if time.perf_counter() > until:
-                return
-            some = rows[start : start + args.at_once]
-            found.extend(zip(some, scorer.score_many(some).tolist(), strict=True))
-            found.sort(key=lambda pair: -pair[1])
-
-    score(first, end - args.seconds / 2)
-    score(near(constraints, cutter, [w for w, _ in found[:PARENTS]], args.evaluations, rng), end)
-    return found
+            if time.perf_counter() < end:
+                some = slice(start, start + args.at_once)
+                scores[some] = scorer.score_many(rows[some])
+                found += zip(rows[some], scores[some].tolist(), strict=True)
+        rows = strategy.send(scores)
+    return sorted(found, key=lambda pair: -pair[1])
 
 
 def propose(args: argparse.Namespace, images: Images) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,11 +126,11 @@ def propose(args: argparse.Namespace, images: Images) -> tuple[dict[str, Any], d
     scorer = Scorer(args, images, cutter, 3000 + args.seed)
     rng = np.random.default_rng([args.seed, 30])
     rows = constraints.fill(space.floor(np.stack(list(known.values()))), rng)
-    others = near(constraints, cutter, list(known.values()), args.population - len(rows), rng)
+    others = strategies.near(constraints, rows, args.population - len(rows), rng)
     first = np.concatenate([rows, others])
     chosen: dict[str, Widths] = {}
     if args.by == "neighbours":
-        trials = neighbours(args, constraints, cutter, first, scorer)
+        trials = neighbours(args, constraints, first, scorer)
     else:
         config = SearchConfig(
             choose="log-width", evaluations=args.evaluations, population=args.population, seed=args.seed

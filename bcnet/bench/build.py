@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,7 +28,7 @@ from bcnet.errors import BcnetError
 from bcnet.search.constraints import parse_budget
 from bcnet.space.widths import Widths
 from bcnet.training.optim import Optimisation
-from bcnet.utils.files import clear_errors, write_file
+from bcnet.utils.files import clear_errors, read_regular, write_file
 from bcnet.utils.progress import Listener
 from bcnet.utils.settings import Count, Natural, checked
 
@@ -42,7 +42,6 @@ NEAR, DRAWS = 0.98, 50
 
 
 @checked
-@dataclass(frozen=True)
 class BuildConfig:
     """What to train: ``model`` and ``data`` as the command line names them, the candidates, and how.
 
@@ -159,7 +158,7 @@ class _Results:
         self.file = folder / "results.jsonl"
         self.best: dict[Job, float] = {}
         with clear_errors(str(self.file)):
-            lines = self.file.read_text("utf-8", "replace").split("\n") if self.file.exists() else []
+            lines = read_regular(self.file).decode("utf-8", "replace").split("\n") if self.file.exists() else []
         head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
         if lines and lines[0] != head:
             raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")

@@ -10,7 +10,7 @@ from pathlib import Path
 from bcnet.bench.spaces import RELEASED, BenchSpace, get_space
 from bcnet.errors import BcnetError
 from bcnet.space.widths import WidthSpace
-from bcnet.utils.files import clear_errors, digest, write_file
+from bcnet.utils.files import clear_errors, digest, user_cache, write_file
 
 REPOSITORY = "https://github.com/xiusu/Channel-Bench-Macro"
 SOURCE = "https://raw.githubusercontent.com/xiusu/Channel-Bench-Macro/HEAD"
@@ -20,8 +20,8 @@ MAX_DOWNLOAD = 64 * 2**20
 
 
 def cache_folder() -> Path:
-    """The folder of fetched tables: in ``$XDG_CACHE_HOME``, or else in ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bcnet" / "channel-bench-macro"
+    """The folder of fetched tables."""
+    return user_cache() / "channel-bench-macro"
 
 
 def find_table(space: BenchSpace, path: str | os.PathLike[str] | None = None) -> Path:

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -42,7 +42,7 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.tas import TAS, train_tas
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
-from bcnet.utils.files import clear_errors, write_file
+from bcnet.utils.files import clear_errors, read_regular, write_file
 from bcnet.utils.progress import Listener, training_steps
 from bcnet.utils.provenance import provenance
 from bcnet.utils.settings import Count, Natural, Positive, Share, checked
@@ -51,7 +51,6 @@ SHARES = (0.25, 0.5, 0.75)
 
 
 @checked
-@dataclass(frozen=True)
 class RankConfig:
     """One rank-correlation experiment.
 
@@ -169,7 +168,7 @@ def rank(
     scores: dict[str, AllScores] = {}
     for part, source in (("held_out", data.val), ("test", data.test)):
         if source is not None and (config.on_test or part == "held_out"):
-            told = partial(_tell_scoring, listener, f"{config.name}, {part.replace('_', ' ')} images")
+            told = partial(listener.step, f"{config.name}, {part.replace('_', ' ')} images", figures={})
             batches = _batches(source, config, device)
             scores[part] = (
                 _recalibrated(net, batches, data, config, table.widths[wanted], told)
@@ -321,10 +320,6 @@ def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], flops: NDAr
     return found
 
 
-def _tell_scoring(listener: Listener, name: str, done: int, total: int) -> None:
-    listener.step(name, done, total, {})
-
-
 def _memory(device: str) -> int:
     """Bytes that scoring may hold: most of a GPU's free memory, 4 GB on a CPU."""
     return int(0.6 * torch.cuda.mem_get_info()[0]) if device.startswith("cuda") else 4 << 30
@@ -337,7 +332,7 @@ def _paths(config: RankConfig, space: NetworkSpace) -> int:
 
 def _read_report(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not {"method", "seed", "pearson", "spearman", "kendall"} <= set(found):

@@ -18,6 +18,7 @@ from bcnet.bench.spaces import BenchSpace
 from bcnet.errors import BcnetError
 
 COSTS = ("flops", "params")
+LARGEST = 2**28  # bytes; the released tables have some 3 * 10^6
 FIELDS = ("acc", "std", *COSTS, "mean")
 # Released means are exact; a table written by others may hold rounded ones.
 MEAN_TOLERANCE = 0.01

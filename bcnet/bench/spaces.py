@@ -19,9 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace, WidthVariable
+from bcnet.utils.files import read_regular
 
 DIGITS = "123456789abcdefghijklmnopqrstuvwxyz"
 MAX_SIZE = 2**24
+LARGEST_FILE = 2**24  # bytes; far more than a small space needs
 
 Indices = NDArray[np.int64]
 
@@ -171,7 +173,7 @@ def get_space(space: str | WidthSpace) -> BenchSpace:
 
 def _read_space(path: Path) -> BenchSpace:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, LARGEST_FILE).decode("utf-8")
         return BenchSpace(path.stem, WidthSpace.from_json(text).variables)
     except BcnetError as error:
         raise BcnetError(f"{path} is no file of a space: {error}") from None

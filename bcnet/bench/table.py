@@ -19,7 +19,7 @@ from bcnet.bench.spaces import BenchSpace, get_space
 from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.cost import Cost
 from bcnet.space.widths import Widths, WidthSpace
-from bcnet.utils.files import clear_errors, digest, write_file
+from bcnet.utils.files import clear_errors, digest, read_regular, write_file
 
 
 class Entry(NamedTuple):
@@ -76,7 +76,7 @@ class ChannelBench:
         wanted = get_space(space)
         file = find_table(wanted, path)
         try:
-            content = file.read_bytes()
+            content = read_regular(file, schema.LARGEST)
             table = cls(wanted, *schema.parse(content, wanted))
         except OSError as error:
             raise BcnetError(f"cannot read the table {file}: {error.strerror or error}") from None

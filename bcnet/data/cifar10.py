@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
 import pickletools
 import warnings
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from bcnet.data.source import ImageSet, Labelled, check_labels
 from bcnet.errors import BcnetError, first_line
-from bcnet.utils.files import read_regular, write_file
+from bcnet.utils.files import read_regular, user_cache, write_file
 
 MEAN = (0.4914 * 255, 0.4822 * 255, 0.4465 * 255)
 STD = (0.2470 * 255, 0.2435 * 255, 0.2616 * 255)
@@ -176,7 +175,7 @@ def _read_parquet(path: Path) -> Rows:
     stat = path.stat()
     identity = f"1 {path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     name = f"cifar10-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.rows"
-    cached = _cache_folder() / name
+    cached = user_cache() / name
     if cached.is_file():
         rows = _read_cached(cached)
         if rows is not None:
@@ -239,8 +238,3 @@ def _decode_parquet(path: Path) -> Rows:
             raise BcnetError(f"image {number} of {path} has shape {pixels.shape}, but CIFAR-10 has (32, 32, 3)")
         images[number] = pixels.transpose(2, 0, 1).reshape(-1)
     return _pack(images, labels, path)
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path(os.path.expanduser("~")) / ".cache") / "bcnet"

@@ -54,10 +54,6 @@ def load_data(
         raise BcnetError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
-def _sized(shape: tuple[int, int, int]) -> str:
-    return f"images of {shape[1]} x {shape[2]} pixels as they are"
-
-
 def _check_size(path: Path, side: int) -> None:
     """Say it where images are much smaller than what they are resized to."""
     from PIL import Image
@@ -102,6 +98,8 @@ class _Request:
         options = replace(self.options, crop=crop, flip=flip)
         training, test = self._move(images, images.train, crop), self._move(images, images.test)
         train, val = split(images.train.labels, self.val_fraction, self.seed)
+        _, height, width = training.shape
+        resize = f"images of {height} x {width} pixels as they are"
         return Data(
             name=self.name,
             train=training.train(options, self.seed, train, self.shard),
@@ -111,7 +109,7 @@ class _Request:
             shape=training.shape,
             classes=images.classes,
             names=images.names,
-            preprocessing=Preprocessing(images.mean, images.std, images.values, _sized(training.shape)),
+            preprocessing=Preprocessing(images.mean, images.std, images.values, resize),
         )
 
     def _move(self, images: ImageSet, part: Labelled, pad: int = 0) -> DeviceData:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from bcnet.utils.settings import Count, Flag, Natural, checked
 
 
 @checked
-@dataclass(frozen=True)
 class LoadOptions:
     """Loading and augmentation; ``None`` means the data set's own choice.
 

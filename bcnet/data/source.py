@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bcnet.errors import BcnetError
+from bcnet.utils.random_state import swap_random_states
 
 Batch = tuple[Tensor, Tensor]
 Index = NDArray[np.int64]
@@ -285,19 +286,10 @@ class _Randomness:
         )
 
     def __enter__(self) -> None:
-        self._outside = self._swap(self._inside)
+        self._outside = swap_random_states(self._inside)
 
     def __exit__(self, *_: object) -> None:
-        self._inside = self._swap(self._outside)
-
-    @staticmethod
-    def _swap(states: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        # The legacy global state of numpy is what a user's transforms draw from.
-        before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])
-        return before
+        self._inside = swap_random_states(self._outside)
 
 
 def _generators(loader: object) -> list[torch.Generator]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.latency.onnx import as_onnx
+from bcnet.latency.timing import clock
 
 ROUNDS = 50
 LONGEST = 5.0  # seconds of measuring
@@ -20,15 +21,15 @@ LONGEST = 5.0  # seconds of measuring
 def compare_latency(networks: Mapping[str, nn.Module], example: Tensor) -> dict[str, float]:
     """Milliseconds of one forward pass on ``example``, by name."""
     times: dict[str, list[float]] = {name: [] for name in networks}
-    end = time.monotonic() + LONGEST
+    now, end = clock(not example.is_cuda), time.monotonic() + LONGEST
     for turn in range(ROUNDS + 3):
         for name, network in networks.items():
-            start = time.perf_counter()
+            start = now()
             network(example)
             if example.is_cuda:
                 torch.cuda.synchronize()
             if turn >= 3:  # the first passes warm caches up
-                times[name].append(1e3 * (time.perf_counter() - start))
+                times[name].append((now() - start) / 1e6)
         if turn > 5 and time.monotonic() > end:
             break
     return {name: float(np.median(values)) for name, values in times.items()}

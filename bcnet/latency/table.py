@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 from torch import fx
 
 from bcnet.errors import BcnetError
-from bcnet.latency.timing import Operation, Timer, TimingConfig, open_timer
+from bcnet.latency.timing import TURNS, Operation, Timer, TimingConfig, open_timer
 from bcnet.space.axis import Size
 from bcnet.space.counting import product
 from bcnet.space.network import NetworkSpace
@@ -159,9 +159,9 @@ def measure_table(
     layers = _layers(space)
     with open_timer(config, device) as timer:
         grids = [(_grid(space, one.inputs), _grid(space, one.outputs)) for one in layers]
-        total = timer.turns * (len(layers) + FITTED + CHECKED)
+        total = TURNS * (len(layers) + FITTED + CHECKED)
         table = np.full((len(layers), GRID, GRID), np.inf)
-        for turn in range(timer.turns):
+        for turn in range(TURNS):
             known: dict[Operation, float] = {}
             for i, (layer, (rows, columns)) in enumerate(zip(layers, grids, strict=True)):
                 table[i] = np.minimum(table[i], _measured(layer, rows, columns, timer, config.batch, known))
@@ -177,9 +177,7 @@ def measure_table(
             traffic=_traffic(space),
             weights=np.array([0.0, 1.0, 0.0]),
         )
-        return _calibrated(
-            empty, space, timer, config, lambda done: _tell(told, timer.turns * len(layers) + done, total)
-        )
+        return _calibrated(empty, space, timer, config, lambda done: _tell(told, TURNS * len(layers) + done, total))
 
 
 def measure_networks(
@@ -223,12 +221,13 @@ def _spread(space: NetworkSpace, n: int) -> list[Widths]:
 def _times(
     space: NetworkSpace, rows: Sequence[Widths], timer: Timer, batch: int, told: Callable[[int], None] = lambda _: None
 ) -> Floats:
-    """The least time of each network in all turns of ``timer``, in nanoseconds (n,)."""
+    """The least time of each network in all turns, in nanoseconds (n,)."""
     inputs = tuple(x[:1].expand(batch, *x.shape[1:]).contiguous() for x in space.example)
     times = np.full(len(rows), np.inf)
-    for done in range(timer.turns * len(rows)):
+    ready = [timer.network(space.build(row, weights_of=space.model), inputs) for row in rows]
+    for done in range(TURNS * len(rows)):
         i = done % len(rows)
-        times[i] = min(times[i], timer.network(space.build(rows[i], weights_of=space.model), inputs))
+        times[i] = min(times[i], timer.time(ready[i]))
         told(done + 1)
     return times
 
@@ -292,7 +291,7 @@ def _measured(
         outputs = inputs * float(columns[-1] / rows[-1]) if layer.tied else float(columns[place[1]])
         operation = layer.at(round(inputs), round(outputs))
         if operation not in known:
-            known[operation] = timer.layer(operation, batch)
+            known[operation] = max(timer.time(timer.layer(operation, batch)) - timer.overhead, 0.0)
         result[place] = known[operation]
     return result
 

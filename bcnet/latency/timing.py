@@ -17,10 +17,13 @@ from bcnet.latency.onnx import OnnxNetwork, as_onnx, onnxruntime
 from bcnet.utils.settings import Count, Positive, checked
 
 LEAST_RUNS, MOST_RUNS = 5, 50
+TURNS = 3
+"""How often each figure is taken, with all others in between; the least counts, and what else the machine did hardly
+does. One turn was off by up to a factor of 2."""
+Once = Callable[[], object]
 
 
 @checked
-@dataclass(frozen=True)
 class TimingConfig:
     """How to measure: ``batch`` inputs at once, ``threads`` of the CPU (torch's own number where left out),
     ``backend`` torch or onnxruntime, and up to ``seconds`` for each figure."""
@@ -69,13 +72,16 @@ class Operation:
 
 
 class Timer(Protocol):
-    """Nanoseconds of one pass, the median of several; ``turns`` is how often each figure should be taken."""
+    """Makes a layer or a network ready to run, and says how many nanoseconds a run takes, the median of several.
+    ``overhead`` of these are spent on calling a layer by itself, and not within a network."""
 
-    turns: int
+    overhead: float
 
-    def layer(self, operation: Operation, batch: int) -> float: ...
+    def layer(self, operation: Operation, batch: int) -> Once: ...
 
-    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float: ...
+    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> Once: ...
+
+    def time(self, once: Once) -> float: ...
 
 
 @contextmanager
@@ -96,46 +102,58 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _TorchTimer:
-    # The least of a few turns, each after all others have had theirs: what else the machine did, and where the
-    # allocator put things, then counts little. One turn was off by up to a factor of 2.
-    turns = 3
+class _Clock:
+    overhead = 0.0
 
+    def __init__(self, seconds: float, device: torch.device):
+        self._seconds, self._now = seconds, clock(device.type == "cpu")
+
+    def time(self, once: Once) -> float:
+        return _median(once, self._seconds, self._now)
+
+
+class _TorchTimer(_Clock):
     def __init__(self, config: TimingConfig, device: torch.device):
-        self._seconds, self._device = config.seconds, device
+        super().__init__(config.seconds, device)
+        self._device = device
 
-    def layer(self, operation: Operation, batch: int) -> float:
+    def layer(self, operation: Operation, batch: int) -> Once:
         return self.network(operation.module(), (operation.example(batch),))
 
-    @torch.inference_mode()
-    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
+    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> Once:
         network, inputs = network.to(self._device).eval(), tuple(x.to(self._device) for x in inputs)
 
+        @torch.inference_mode()
         def once() -> None:
             network(*inputs)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
 
-        return _median(once, self._seconds)
+        return once
 
 
-class _OnnxTimer:
-    turns = 1  # onnxruntime plans its memory, and exporting takes far longer than timing
-
+class _OnnxTimer(_Clock):
     def __init__(self, config: TimingConfig):
+        super().__init__(config.seconds, torch.device("cpu"))
         onnxruntime()
-        self._seconds = config.seconds
+        nothing = Operation(1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0), (1, 1), False, False)
+        self.overhead = min(self.time(self.layer(nothing, 1)) for _ in range(TURNS))
 
-    def layer(self, operation: Operation, batch: int) -> float:
-        return self._time(OnnxNetwork(onnx_layer(operation, batch)), (operation.example(batch),))
+    def layer(self, operation: Operation, batch: int) -> Once:
+        network, example = OnnxNetwork(onnx_layer(operation, batch)), operation.example(batch)
+        return lambda: network(example)
 
-    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
+    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> Once:
         inputs = tuple(x.cpu() for x in inputs)
         with as_onnx(network.cpu(), inputs) as made:
-            return self._time(made, inputs)
+            return lambda: made(*inputs)
 
-    def _time(self, network: OnnxNetwork, inputs: tuple[Tensor, ...]) -> float:
-        return min(_median(lambda: network(*inputs), self._seconds) for _ in range(3))
+
+def clock(on_cpu: bool) -> Callable[[], int]:
+    """Nanoseconds as a stopwatch shows them; where one thread does all, only those in which it had a core, so that
+    other programs do not count: a pass takes what it would on an idle machine."""
+    alone = on_cpu and torch.get_num_threads() == 1 and time.get_clock_info("thread_time").resolution <= 1e-6
+    return time.thread_time_ns if alone else time.perf_counter_ns
 
 
 def onnx_layer(operation: Operation, batch: int) -> bytes:
@@ -164,15 +182,15 @@ def onnx_layer(operation: Operation, batch: int) -> bytes:
     return written
 
 
-def _median(once: Callable[[], object], seconds: float) -> float:
+def _median(once: Once, seconds: float, now: Callable[[], int]) -> float:
     """Nanoseconds of the median run: at least ``LEAST_RUNS``, then as many as fit into ``seconds``."""
     for _ in range(2):  # caches, and the choice of an algorithm
         once()
     times: list[int] = []
     for _ in range(MOST_RUNS):
-        start = time.perf_counter_ns()
+        start = now()
         once()
-        times.append(time.perf_counter_ns() - start)
+        times.append(now() - start)
         if len(times) >= LEAST_RUNS and np.sum(times) > 1e9 * seconds:
             break
     return float(statistics.median(times))

@@ -1,4 +1,4 @@
-"""ResNet18, 34 and 50 for ImageNet, with the stride in the 3x3 convolutions."""
+"""ResNet18, 34 and 50 for ImageNet, with the stride in the 3x3 convolutions, and ResNet18 for CIFAR."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from bcnet.models import plans
 from bcnet.models.layers import Block, Layers, basic_block, conv_bn, finish
 from bcnet.models.plans import ResNetPlan
 from bcnet.models.registry import MODELS
+
+
+def resnet18_cifar(widths: Iterable[int] | None = None, classes: int = 10) -> nn.Module:
+    """(n, 3, 32, 32) to (n, classes)."""
+    return _resnet(plans.RESNET18, MODELS["resnet18_cifar"].complete(widths), classes, small=True)
 
 
 def resnet18_imagenet(widths: Iterable[int] | None = None, classes: int = 1000) -> nn.Module:
@@ -27,10 +32,13 @@ def resnet50_imagenet(widths: Iterable[int] | None = None, classes: int = 1000) 
     return _resnet(plans.RESNET50, MODELS["resnet50_imagenet"].complete(widths), classes)
 
 
-def _resnet(plan: ResNetPlan, widths: Sequence[int], classes: int) -> nn.Sequential:
+def _resnet(plan: ResNetPlan, widths: Sequence[int], classes: int, small: bool = False) -> nn.Sequential:
+    """``small`` images keep their size in the stem."""
     width = iter(widths)
     channels = next(width)
-    layers = Layers(stem=conv_bn(3, channels, 7, stride=2), maxpool=nn.MaxPool2d(3, stride=2, padding=1))
+    layers = Layers(stem=conv_bn(3, channels, 3) if small else conv_bn(3, channels, 7, stride=2))
+    if not small:
+        layers["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
     for i, count in enumerate(plan.blocks, 1):
         blocks: list[nn.Module] = []
         for j in range(count):

@@ -46,22 +46,15 @@ def all_charts(data: ReportData) -> dict[str, Figure]:
 
 
 def validation(data: ReportData) -> Figure:
-    """What networks had on validation images: finalists after each round they ran in, and all after training."""
+    """What networks had on validation images: finalists after every epoch, and all after training."""
     key = "loss" if data.ranked_by == "loss" else "score"
     traces: list[Figure] = []
     measured = [*data.race, *data.validated]
     for name in dict.fromkeys(row["name"] for row in measured):
         rows = sorted((row for row in measured if row["name"] == name), key=lambda row: row["epochs"])
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name,
-                "x": [row["epochs"] for row in rows],
-                "y": [row[key] if key == "loss" else _score(data, row[key]) for row in rows],
-                "hovertemplate": f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(name)}</extra>",
-            }
-        )
+        values = [row[key] if key == "loss" else _score(data, row[key]) for row in rows]
+        hover = f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(name)}</extra>"
+        traces.append(scatter("lines+markers", name, [row["epochs"] for row in rows], values, hovertemplate=hover))
     return _figure(
         traces,
         xaxis={"title": {"text": "epoch"}, "showgrid": False},
@@ -104,7 +97,7 @@ def retained(data: ReportData) -> Figure:
 
 def _dashes(x: list[int], y: list[float], colour: str, size: int, width: int) -> Figure:
     marker = {"symbol": "line-ew-open", "color": colour, "size": size, "line": {"width": width, "color": colour}}
-    return {"type": "scatter", "mode": "markers", "x": x, "y": y, "marker": marker, "hoverinfo": "skip"}
+    return scatter("markers", "", x, y, marker=marker, hoverinfo="skip")
 
 
 def _about(data: ReportData, place: int) -> str:
@@ -132,17 +125,16 @@ def front(data: ReportData) -> Figure:
 
     traces = [
         _dots("tried", [x(t) for t in within], [_score(data, t.score) for t in within]),
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "Pareto front",
-            "x": [x(t) for t in edge],
-            "y": [_score(data, t.score) for t in edge],
-            "line": {"color": "--found", "width": 1.5, "shape": "hv"},
-            "marker": {"color": "--found", "size": 6},
-            "customdata": [_picked(data, t) for t in edge],
-            "hovertemplate": f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>front</extra>",
-        },
+        scatter(
+            "lines+markers",
+            "Pareto front",
+            [x(t) for t in edge],
+            [_score(data, t.score) for t in edge],
+            line={"color": "--found", "width": 1.5, "shape": "hv"},
+            marker={"color": "--found", "size": 6},
+            customdata=[_picked(data, t) for t in edge],
+            hovertemplate=f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>front</extra>",
+        ),
     ]
     points = {who: data.networks[who].costs.get(name) for who in ("full", "uniform") if who in data.networks}
     points["found"] = data.chosen.costs[name]
@@ -187,15 +179,14 @@ def progress(data: ReportData) -> Figure:
     numbers = [t.number for t in trials]
     traces = [
         _dots("tried", [t.number for t in scored], [_score(data, t.score) for t in scored]),
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "best so far",
-            "x": numbers,
-            "y": [None if b is None else _score(data, b) for b in best],
-            "line": {"color": "--found", "width": 2.5, "shape": "hv"},
-            "hovertemplate": f"after %{{x}}: %{{y:.4g}}{_percent(data)}<extra>best so far</extra>",
-        },
+        scatter(
+            "lines",
+            "best so far",
+            numbers,
+            [None if b is None else _score(data, b) for b in best],
+            line={"color": "--found", "width": 2.5, "shape": "hv"},
+            hovertemplate=f"after %{{x}}: %{{y:.4g}}{_percent(data)}<extra>best so far</extra>",
+        ),
     ]
     shapes, labels = [], []
     uniform = data.reference_scores.get("uniform")
@@ -255,15 +246,14 @@ def _variable_axis(data: ReportData) -> Figure:
 def curves(given: Sequence[Curve]) -> Figure:
     """The loss of every epoch of some trainings."""
     traces = [
-        {
-            "type": "scatter",
-            "mode": "lines" if len(curve.losses) > 1 else "markers",
-            "name": curve.name,
-            "x": list(range(1, len(curve.losses) + 1)),
-            "y": list(curve.losses),
-            "line": {"color": f"--{curve.name}", "width": 2},
-            "hovertemplate": f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(curve.name)}</extra>",
-        }
+        scatter(
+            "lines" if len(curve.losses) > 1 else "markers",
+            curve.name,
+            list(range(1, len(curve.losses) + 1)),
+            list(curve.losses),
+            line={"color": f"--{curve.name}", "width": 2},
+            hovertemplate=f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(curve.name)}</extra>",
+        )
         for curve in given
     ]
     values = [loss for curve in given for loss in curve.losses]
@@ -307,38 +297,25 @@ def costs(data: ReportData) -> Figure:
     )
 
 
+def scatter(mode: str, name: str, x: Sequence[object], y: Sequence[object], **more: Any) -> Figure:
+    """A trace of ``lines``, ``markers`` or both."""
+    return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
+
+
 def _figure(traces: list[Figure], **layout: Any) -> Figure:
     return {"data": traces, "layout": layout}
 
 
 def _dots(name: str, x: list[float], y: list[float]) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": x,
-        "y": y,
-        "hoverinfo": "skip",
-        "marker": {"color": "--dots", "size": 5},
-    }
+    return scatter("markers", name, x, y, hoverinfo="skip", marker={"color": "--dots", "size": 5})
 
 
 def _point(data: ReportData, name: str, x: float, y: float, unit: str) -> Figure:
     label = "choice" if name == "found" else name
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": label,
-        "x": [x],
-        "y": [y],
-        "marker": {
-            "color": f"--{name}",
-            "symbol": _SYMBOLS[name],
-            "size": _SIZES[name],
-            "line": {"color": "--paper", "width": 1.5},
-        },
-        "hovertemplate": f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>{label}</extra>",
-    }
+    outline = {"color": "--paper", "width": 1.5}
+    marker = {"color": f"--{name}", "symbol": _SYMBOLS[name], "size": _SIZES[name], "line": outline}
+    hover = f"%{{x:.4~s}}{unit}<br>%{{y:.4g}}{_percent(data)}<extra>{label}</extra>"
+    return scatter("markers", label, [x], [y], marker=marker, hovertemplate=hover)
 
 
 def _line(ends: Figure, colour: str) -> Figure:

@@ -48,7 +48,7 @@ class ReportData:
     ``full_widths`` (L,) are those of the original; ``reference_scores`` what the search's scorer gave for ``full`` and
     ``uniform``; ``principle`` and ``supernet_curve`` are None where no supernet was trained; ``inherited`` says that
     networks began with the weights of the given one, ``race`` what its finalists had on validation images after each
-    round, and ``validated`` what networks had there after training (epochs, score, loss); ``slim`` is the name of the
+    epoch, and ``validated`` what networks had there after training (epochs, score, loss); ``slim`` is the name of the
     network that ships; ``ranked_by`` says whether these and the trials' are scores or negated losses;
     ``gains`` (L,) are what the log-width model holds for doubling each width, where it chose; ``percent`` says that
     scores are shares, shown in percent; ``count`` is how many samples they are means of, where known, and ``repeats``

@@ -236,7 +236,7 @@ def _often(data: ReportData) -> str:
 def _training(data: ReportData) -> str:
     charts = {"retrain-curve": "Slim networks" if data.inherited else "Networks from scratch"}
     if data.race or data.validated:
-        title = "On validation images: the race, and the end of training" if data.race else "On validation images"
+        title = "On validation images, epoch by epoch" if data.race else "On validation images"
         charts = {"validation": title, **charts}
     if data.supernet_curve is not None:
         charts = {"supernet-curve": "The supernet: mean over the networks it trains", **charts}

@@ -8,6 +8,7 @@ from typing import Any
 
 from bcnet import __version__
 from bcnet.report import words
+from bcnet.report.charts import scatter
 from bcnet.report.data import ReportData
 from bcnet.report.page import as_json, file_text, packed_plotly
 from bcnet.report.tradeoff import PAGE
@@ -67,17 +68,8 @@ def _chart(runs: Sequence[ReportData], name: str, label: str) -> dict[str, Any]:
             if figures is not None and name in figures.costs:
                 shown = figures.score if run.higher_is_better else -figures.score
                 points.append((figures.costs[name], 100 * shown if run.percent else shown, escape(run.run)))
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": kind,
-                "x": [x for x, _, _ in points],
-                "y": [y for _, y, _ in points],
-                "hovertext": [text for _, _, text in points],
-                "marker": {"color": colour, "size": 11},
-            }
-        )
+        costs, scores, texts = ([point[i] for point in points] for i in range(3))
+        traces.append(scatter("markers", kind, costs, scores, hovertext=texts, marker={"color": colour, "size": 11}))
     return {
         "data": traces,
         "layout": {

@@ -9,6 +9,7 @@ from typing import Any
 
 from bcnet import __version__
 from bcnet.report import words
+from bcnet.report.charts import scatter
 from bcnet.report.page import as_json, file_text, packed_plotly
 
 Pair = tuple[float, float]
@@ -114,15 +115,9 @@ def _chart(data: Tradeoff, label: str) -> dict[str, Any]:
 
     def line(name: str, pairs: list[Pair], colour: str, symbol: str) -> dict[str, Any]:
         ordered = sorted(pairs)
-        return {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": name,
-            "x": [cost for cost, _ in ordered],
-            "y": [data.shown(score) for _, score in ordered],
-            "line": {"color": colour},
-            "marker": {"color": colour, "symbol": symbol, "size": 11},
-        }
+        costs, scores = [cost for cost, _ in ordered], [data.shown(score) for _, score in ordered]
+        marker = {"color": colour, "symbol": symbol, "size": 11}
+        return scatter("lines+markers", name, costs, scores, line={"color": colour}, marker=marker)
 
     traces = [
         line("slim", [p.slim for p in data.points], "--found", "star"),

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import Recipe
 
@@ -44,10 +42,6 @@ def with_effort(recipe: Recipe, effort: str) -> Recipe:
             content[group][name] = pick(content[group][name], value)
     for group in ("given", "supernet", "retrain"):
         content[group]["warmup"] = min(content[group]["warmup"], content[group]["epochs"] / 4)
-    return Recipe.parse(_within(content))
-
-
-def _within(content: dict[str, Any]) -> dict[str, Any]:
-    """The baseline ``random`` cannot train its networks for longer than the others."""
+    # The baseline ``random`` cannot train its networks for longer than the others.
     content["random"]["epochs"] = min(content["random"]["epochs"], content["retrain"]["epochs"])
-    return content
+    return Recipe.parse(content)

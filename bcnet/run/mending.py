@@ -113,6 +113,8 @@ def _problem_of_trials(run: RunFolder) -> str | None:
     path = run.path(TRIALS)
     if not path.exists():
         return f"{path} is missing" if run.done(SEARCH) else None
+    if not path.is_file():
+        return f"{path} is no regular file"
     try:
         with TrialStore(path) as store:
             store.trials()

@@ -7,7 +7,7 @@ answered in one sentence that names the key. Where a recipe is silent, the defau
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,6 @@ FOLDER = Path(__file__).parent / "recipes"
 
 
 @checked
-@dataclass(frozen=True)
 class Prior:
     """The prior population: from the ``best`` widths trained (null: from all of them), after the first ``after`` (a
     share) of the steps."""
@@ -53,7 +52,6 @@ class Prior:
 
 
 @checked
-@dataclass(frozen=True)
 class HealingConfig:
     """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
     and batch-norm statistics of ``calibration`` training batches."""
@@ -64,26 +62,13 @@ class HealingConfig:
 
 
 class Recipe(BaseModel):
-    """What a run does. ``seed`` is the one seed of everything in it.
+    """What a run does. ``bcnet recipe show`` says what every key means (:mod:`bcnet.run.recipe_comments`).
 
-    ``start: trained`` begins with the network as it is given: ``weights`` (a file) or ``pretrained`` ones, or those it
-    has; where it knows nothing yet it is trained first, as ``given`` says. Slim networks inherit its most important
-    channels by the criterion ``keep``, ``reconstruct`` makes up for the others by least squares, and the given network
-    teaches them. The search ranks them by ``score`` (what is left after the ``cut``, after some ``steps`` of
-    ``healing``, or in a ``supernet`` that starts from its weights), and the finalists ``race``; ``allot`` names widths
-    to take without a search instead, by a criterion or a rule. ``start: scratch`` is the paper's way: a supernet from
-    random weights, and networks trained from scratch. ``targets`` are several budgets, each with a slim network of its
-    own.
-
-    ``widen`` searches around a network wider than the given one (the paper: 1.5 for a budget of 100 %); percentages
-    of budgets stay those of the given network. ``paper_budgets`` are those the paper reports results for. ``rank_by``
-    is what the search compares configurations by: their score (accuracy, unless you give a metric) or their loss,
-    which few images tell more surely. With ``fallback``, scores that differ by no more than chance give way to the
-    loss, and losses that do to uniform widths. ``bf16`` is the precision of all training;
-    left out, it is that of a GPU which has it. ``least`` is the fewest channels a layer may keep; widths are multiples
-    of ``round_to``, left out: of what the hardware likes where a budget names latency, else of 1. ``latency`` says how
-    it is measured. ``repeats`` is how often slim networks are trained: more than once gives intervals over trainings.
-    ``threads`` of the CPU are torch's own choice where left out; small networks are faster with one.
+    ``start: trained`` begins with the network as it is given; where it knows nothing yet it is trained first. Slim
+    networks inherit its most important channels, it teaches them, the search ranks them by ``score``, and the finalists
+    race; ``allot`` names widths to take without a search. ``start: scratch`` is the paper's way: a supernet from random
+    weights, and networks trained from scratch. Percentages of budgets are of the network as it was given, also where
+    ``widen`` searches around a wider one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

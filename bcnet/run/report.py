@@ -78,7 +78,10 @@ def _point(row: dict[str, Any]) -> TradeoffPoint:
 
 
 def _write_page(run: RunFolder, page: str, out: str | Path | None) -> Path:
-    path = run.path("report.html") if out is None else Path(out)
+    if out is None:
+        run.write_file("report.html", page.encode())
+        return run.path("report.html")
+    path = Path(out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, "utf-8")
@@ -155,7 +158,7 @@ def _assembled(
         ranked_by=search["ranked_by"],
         gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
         inherited=folder.recipe.start == "trained",
-        race=tuple(folder.read("race")["rounds"]) if folder.done("race") else (),
+        race=tuple(_raced(folder.read("race"))) if folder.done("race") else (),
         validated=tuple(_validated(name, trained[name]) for name in NAMES if "val" in trained.get(name, ())),
         slim=compare.get("chosen", "found"),
         learnt=rows[compare.get("chosen", "found")].get("learnt", True),
@@ -195,6 +198,11 @@ def _variable(entry: dict[str, Any]) -> WidthVariable:
 
 def _curve(name: str, history: list[dict[str, float]]) -> Curve:
     return Curve(name, tuple(row["loss"] for row in history))
+
+
+def _raced(race: dict[str, Any]) -> list[dict[str, Any]]:
+    """What finalists had on validation images after every epoch; only after rounds in runs of earlier versions."""
+    return [*race["rounds"], *race.get("curve", [])]
 
 
 def _validated(name: str, trained: dict[str, Any]) -> dict[str, Any]:

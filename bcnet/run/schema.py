@@ -166,8 +166,15 @@ class _Round(_Measured):
     epochs: Number
 
 
+class _Point(_Measured):
+    name: str
+    epochs: Number
+
+
 class RoundRecord(Record, _Round):
-    """race/ROUND-NAME.json: what a finalist had on validation after a round."""
+    """race/ROUND-NAME.json: what a finalist had on validation after a round, and after the epochs before."""
+
+    curve: list[_Point] = []
 
 
 class RaceRecord(Record):
@@ -177,6 +184,7 @@ class RaceRecord(Record):
     by: Literal["score", "loss"]
     finalists: Annotated[dict[str, WidthList], Field(min_length=1)]
     rounds: list[_Round]
+    curve: list[_Point] = []
     history: list[_Epoch]
     seconds: Seconds
 

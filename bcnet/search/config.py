@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -12,7 +12,6 @@ from bcnet.utils.settings import Count, Natural, Share, Whole, checked
 
 
 @checked
-@dataclass(frozen=True)
 class SearchConfig:
     """What to search with. ``SearchConfig()`` is what we recommend; :meth:`paper` is the paper's NSGA-II.
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 from bcnet.errors import BcnetError
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
-from bcnet.space.tidy import inline, keep_saved, spell_out
+from bcnet.space.tidy import free_groups, inline, keep_saved, lift_numbers, spell_out
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -35,7 +35,8 @@ class Capture:
     placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, ``given`` what
     the network was called with, and ``dynamic`` says whether the graph takes other batch sizes too. ``output``
     is how the outputs are put together; ``adapted`` says that they are only what an adapter picks of them.
-    ``parts`` are graphs within the graph, ``plain`` the names of buffers that the network keeps as plain attributes.
+    ``parts`` are graphs within the graph, ``plain`` the names of buffers that the network keeps as plain attributes,
+    ``numbers`` those of channels that the forward itself writes down.
     """
 
     graph: fx.Graph
@@ -49,6 +50,7 @@ class Capture:
     adapted: bool = False
     parts: Mapping[str, nn.Module] = field(default_factory=dict)
     plain: tuple[str, ...] = ()
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def used(self) -> set[str]:
@@ -63,7 +65,8 @@ class Capture:
         """The graph with these tensors of its state as constants."""
         held = {node: tensors[name] for node, name in self.state_of.items() if name in tensors}
         left = {node: name for node, name in self.state_of.items() if node not in held}
-        return replace(self, state_of=left, constants=self.constants | held)
+        numbers = {name: tensor for name, tensor in self.numbers.items() if name not in tensors}
+        return replace(self, state_of=left, constants=self.constants | held, numbers=numbers)
 
 
 def capture(
@@ -100,12 +103,15 @@ def capture(
     inline(program.graph_module)
     spell_out(program.graph)
     keep_saved(program.graph)
+    free_groups(program.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
+    constants = {name: program.constants[target].detach() for name, target in lifted.items()}
+    numbers = {} if training else lift_numbers(program.graph, constants)
     return Capture(
         program.graph,
-        {**signature.inputs_to_parameters, **signature.inputs_to_buffers},
-        {name: program.constants[target].detach() for name, target in lifted.items()},
+        {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **{name: name for name in numbers}},
+        constants,
         tuple(str(name) for name in signature.user_inputs),
         batch,
         given,
@@ -114,6 +120,7 @@ def capture(
         adapt is not None,
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
         plain,
+        numbers,
     )
 
 

@@ -138,6 +138,7 @@ class _Grouping:
         self.counts: list[int] = []
         self._axes: dict[str, tuple[Axis, ...]] = {}
         self.order = self._first_uses()
+        self.parts = list(walk.links.cuts)  # labels that lie apart from others they would otherwise go with
 
     def result(self) -> Coupling:
         for _ in range(len(self.walk.labels) + 1):
@@ -146,8 +147,11 @@ class _Grouping:
             spoiled = self._spoiled()
             if not spoiled:
                 break
-            for variable, where in spoiled.items():
-                self.fix(variable, f"its channels are mixed in {where}")
+            for variable, (where, part) in spoiled.items():
+                if self._splits(variable, part):
+                    self.parts.append(part)
+                else:
+                    self.fix(variable, f"its channels are mixed in {where}")
         fixed = self._fixed()
         if not self.counts:
             raise BcnetError(_nothing_varies(fixed))
@@ -156,6 +160,11 @@ class _Grouping:
             return coupling
         training = replace(coupling, sizes=self._sizes(self.also), prefixes=self._prefixes(self.also))
         return replace(coupling, training=training)
+
+    def _splits(self, variable: int, part: np.ndarray) -> bool:
+        """Whether the labels ``part`` are some units of a variable, but not all of it."""
+        times = np.bincount(self.member[part[self.member[part, 0] == variable], 1], minlength=self.counts[variable])
+        return bool((times != times[0]).any())
 
     def fix(self, variable: int, why: str) -> None:
         """Keep all channels of a variable."""
@@ -175,10 +184,11 @@ class _Grouping:
 
     def _group(self) -> None:
         """``member`` (labels, 2): variable and unit of every label, -1 where fixed; ``counts``: units."""
-        rows = [self.classes[self.walk.labels[dim].numpy()] for dim in self.order]
+        self._known: dict[tuple[int, int], Size | int] = {}
+        rows = [self.classes[labels] for labels in (*(self.walk.labels[d].numpy() for d in self.order), *self.parts)]
         where = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         used = np.concatenate([np.zeros(0, dtype=np.int64), *rows])
-        classes, first = np.unique(used, return_index=True)
+        classes, first = np.unique(used[: sum(map(len, rows[: len(self.order)]))], return_index=True)
         shape = (self.classes.max() + 1, max(1, len(rows)))
         uses = coo_matrix((np.ones(len(where), dtype=np.int64), (used, where)), shape).tocsr()
         groups: dict[bytes, list[int]] = {}
@@ -195,17 +205,19 @@ class _Grouping:
         self.member = place_of[self.classes]
         self.places = torch.from_numpy(place_of[:, 0] * (len(place_of) + 1) + place_of[:, 1])[self.classes]
 
-    def _spoiled(self) -> dict[int, str]:
-        """Variables some axis cannot be described with, and where."""
-        spoiled: dict[int, str] = {}
+    def _spoiled(self) -> dict[int, tuple[str, np.ndarray]]:
+        """Variables some axis cannot be described with: where, and labels that lie apart there."""
+        spoiled: dict[int, tuple[str, np.ndarray]] = {}
         axes: dict[str, list[Axis]] = {}
         picked = {name: self.member[labels.numpy()] for name, labels in self.walk.links.picked.items()}
         loose = {v for members in picked.values() for v in members[:, 0].tolist() if v >= 0}
         for (name, axis), labels in sorted(self.walk.labels.items()):
             found = parse(self.member[labels.numpy()], self.counts, loose)
             source = parse(picked[name], self.counts, loose) if name in picked else None
-            if isinstance(found, int) or isinstance(source, int):
-                spoiled.setdefault(found if isinstance(found, int) else source, name)  # type: ignore[arg-type]
+            if isinstance(found, int):
+                spoiled.setdefault(found, (name, self._first_run(labels.numpy(), found)))
+            elif isinstance(source, int):
+                spoiled.setdefault(source, (name, labels.numpy()[:0]))
             else:
                 shape = self.walk.state[name].shape
                 row = axes.setdefault(name, [parse(np.full((n, 2), -1), []) for n in shape])  # type: ignore[misc]
@@ -216,12 +228,23 @@ class _Grouping:
                 for axis in range(len(v.shape)):
                     size = self._size(v, axis)
                     if isinstance(size, int):
-                        spoiled.setdefault(size, layer_of(node) or node.name)
+                        part = next(r for layer in v.layers if (r := self._row(layer, axis)) is not None)
+                        spoiled.setdefault(size, (layer_of(node) or node.name, part))
         self._axes = {name: tuple(axes[first]) for name, first in self.walk.tied.items() if first in axes}
         return spoiled
 
+    def _first_run(self, labels: np.ndarray, variable: int) -> np.ndarray:
+        """The labels of a variable along an axis as far as no others lie between them."""
+        places = np.flatnonzero(self.member[labels, 0] == variable)
+        return labels[places[: 1 + int(np.argmax(np.append(np.diff(places), 0) != 1))]]
+
     def _size(self, value: Value, axis: int) -> Size | int:
         """The size of an axis, or the variable of which it holds only a part or that shares it with another."""
+        if (id(value), axis) not in self._known:  # asked for twice, and operators give values on as they are
+            self._known[id(value), axis] = self._measured(value, axis)
+        return self._known[id(value), axis]
+
+    def _measured(self, value: Value, axis: int) -> Size | int:
         rows = [row for layer in value.layers if (row := self._row(layer, axis)) is not None]
         places = self.places.numpy()
         if any(not np.array_equal(places[rows[0]], places[row]) for row in rows[1:]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,8 @@ class Links:
     """Labels handed out and the pairs that must share their fate; ``reasons`` says why labels were fixed.
 
     ``elastic`` are the labels of axes that were blown up from one element and so take any size; ``picked`` are those
-    of the axis whose channels a buffer of numbers picks, by the buffer's name.
+    of the axis whose channels a buffer of numbers picks, by the buffer's name; ``cuts`` are those before a place where
+    an axis is cut, which must not go with those behind it.
     """
 
     count: int = 2
@@ -58,6 +60,7 @@ class Links:
     reasons: list[tuple[np.ndarray, str]] = field(default_factory=list)
     elastic: set[int] = field(default_factory=set)
     picked: dict[str, Tensor] = field(default_factory=dict)
+    cuts: list[np.ndarray] = field(default_factory=list)
 
     def fresh(self, n: int) -> Tensor:
         """``n`` new labels, shape (n,)."""
@@ -79,6 +82,12 @@ class Links:
         """Fix every label of a layer."""
         small = shrink(layer)[0].reshape(-1).numpy()
         self._fix(small[small > 0], why)
+
+    def cut(self, labels: Tensor, *places: Any) -> None:
+        """Cut an axis with these labels at ``places``, as far as they are numbers within it."""
+        for place in places:
+            if isinstance(place, int) and place % len(labels) > 0 and abs(place) < len(labels):
+                self.cuts.append(labels[: place % len(labels)].numpy())
 
     def _fix(self, labels: np.ndarray, why: str) -> None:
         if labels.size:

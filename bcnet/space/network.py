@@ -56,7 +56,7 @@ def trace(
     found without it. ``check=False`` leaves out the check of the result on a random network of the space.
     """
     graph = capture(model, example, output=output)
-    state = state_of(model, graph.plain)
+    state = {**state_of(model, graph.plain), **graph.numbers}
     used = {id(state[name]) for name in graph.used}
     unread = [name for name, p in state.items() if p.dim() and id(p) not in used]
     unused = bool(unread) and used_in_training(model, example, unread)
@@ -65,7 +65,8 @@ def trace(
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
     coupling = couple(graph, state, ignore, training, _kernels(model), partial(beyond_quadratic, graph, state))
-    constants = {name: state[name] for name in graph.plain if name not in coupling.axes}
+    varying = {name for name, axes in coupling.axes.items() if any(axis.variables or axis.numbers for axis in axes)}
+    constants = {name: state[name] for name in (*graph.plain, *graph.numbers) if name not in varying}
     graph = graph.with_constants(constants)
     coupling = replace(coupling, fixed=tuple(row for row in coupling.fixed if row[0] not in constants))
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
@@ -134,8 +135,9 @@ class NetworkSpace(WidthSpace):
             self._attributes = find_attributes(self.model, [*self.slots, *slots(graph, self.coupling.training)])
 
     def state_of(self, network: nn.Module) -> dict[str, Tensor]:
-        """What of ``network`` may vary: parameters, buffers, and plain attributes that have channels."""
-        return state_of(network, (name for name in self.graph.plain if name in self.coupling.axes))
+        """What of ``network`` may vary: parameters, buffers, plain attributes with channels, numbers of channels."""
+        found = state_of(network, (name for name in self.graph.plain if name in self.coupling.axes))
+        return {**self.graph.numbers, **found}
 
     def units(self, widths: ArrayLike) -> list[int]:
         """Widths (L,) in units of their variables; widths beyond ``l`` are fine here (a supernet's total)."""
@@ -234,9 +236,13 @@ class NetworkSpace(WidthSpace):
 
     def total_units(self, shapes: Mapping[str, Sequence[int]]) -> list[int]:
         """How many units of each variable a state of these shapes (the original's or a supernet's) holds, from one
-        equation per axis, ``constant + sum(repeat * units) = size``; what no axis tells is as in the original."""
+        equation per axis, ``constant + sum(repeat * units) = size``; what these leave open is as in the original, or as
+        in a supernet of ``bcv2``."""
         full = np.array([v.count for v in self.coupling.variables])
         sizes = {(axis.size, shapes[name][dim]): name for name, dim, axis in self._varying_axes() if name in shapes}
+        for usual in (full, np.array(self.units(self.max + self.min))):
+            if all(size.at(usual) == n for size, n in sizes):
+                return [int(n) for n in usual]
         matrix = np.zeros((len(sizes), len(full)))
         for row, (size, _) in zip(matrix, sizes, strict=True):
             for variable, k in size.terms:
@@ -279,6 +285,8 @@ class NetworkSpace(WidthSpace):
     @torch.no_grad()
     def _differs(self, widths: Widths) -> str:
         """Why the user's class and the graph disagree at ``widths``, or nothing."""
+        if self.graph.numbers:
+            return "its forward picks channels by number"
         args, kwargs = self.inputs
         expected = self.from_graph(widths)(*tensors_in(self.inputs))
         try:

@@ -200,14 +200,24 @@ def _training_flag(node: fx.Node) -> str | None:
 
 
 def put(root: nn.Module, name: str, tensor: Tensor | nn.Parameter | None) -> None:
-    """Set the parameter or buffer ``name`` of ``root``, making modules on the way."""
+    """Set the parameter or buffer ``name`` of ``root``, making modules on the way.
+
+    They are held under their names whatever ``root`` itself has by these: a network may have a layer called ``state``.
+    """
     path, _, leaf = name.rpartition(".")
     module = root
     for part in path.split(".") if path else ():
-        if part not in module._modules:
-            module.add_module(part, nn.Module())
-        module = module._modules[part]  # type: ignore[assignment]
+        module = module._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
     if isinstance(tensor, nn.Parameter):
-        module.register_parameter(leaf, tensor)
+        module._parameters[leaf] = tensor
     else:
-        module.register_buffer(leaf, tensor)
+        module._buffers[leaf] = tensor
+
+
+def held_by(root: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """The dictionary that holds a parameter or buffer of ``root``, and its key: survives ``root.to(...)``."""
+    path, _, leaf = name.rpartition(".")
+    module = root
+    for part in path.split(".") if path else ():
+        module = module._modules[part]  # type: ignore[assignment]
+    return (module._parameters if leaf in module._parameters else module._buffers), leaf

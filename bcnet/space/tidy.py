@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 
@@ -63,6 +67,75 @@ def spell_out(graph: fx.Graph) -> None:
             else:
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
+
+
+def lift_numbers(graph: fx.Graph, constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Numbers of channels that the forward itself writes down, ``x[:, [1, 0]]``, become placeholders of their own: what
+    they hold, by the placeholder's name."""
+    found: dict[str, Tensor] = {}
+    for node in list(graph.nodes):
+        for pick, size in _picks(node):
+            val = pick.meta.get("val")
+            if not isinstance(val, Tensor) or val.dim() != 1 or val.dtype not in (torch.int64, torch.int32):
+                continue
+            numbers = _known(pick, constants)
+            if numbers is not None and len(numbers) > 1:
+                with graph.inserting_before(next(iter(graph.nodes))):
+                    lifted = graph.placeholder("channel_numbers")
+                lifted.meta["val"] = val
+                node.replace_input_with(pick, lifted)
+                found[lifted.name] = numbers % size
+    return found
+
+
+def _picks(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
+    """What a node picks elements by, and the size of the axis that they are picked of."""
+    aten, args = torch.ops.aten, tuple[Any, ...](node.args)
+    if node.target is aten.index.Tensor:
+        axes = {axis: pick for axis, pick in enumerate(args[1]) if pick is not None}
+    elif node.target is aten.index_select.default:
+        axes = {args[1]: args[2]}
+    else:
+        return
+    shape = args[0].meta["val"].shape
+    for axis, pick in axes.items():
+        if len(axes) == 1 and type(shape[axis]) is int:
+            yield pick, shape[axis]
+
+
+def _known(node: fx.Node, constants: Mapping[str, Tensor]) -> Tensor | None:
+    """What a node gives where that follows from constants alone."""
+    if node.name in constants:
+        return constants[node.name].clone()
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    inputs = {n: _known(n, constants) for n in node.all_input_nodes}
+    if any(value is None for value in inputs.values()):
+        return None
+    args, kwargs = fx.node.map_arg(node.args, inputs.get), fx.node.map_arg(node.kwargs, inputs.get)
+    result: Tensor = target(*args, **kwargs)
+    return result
+
+
+def free_groups(graph: fx.Graph) -> None:
+    """Groups whose number depends on the batch, as every image has kernels of its own: as many as the channels give."""
+    size = torch.ops.aten.sym_size.int
+    for node in list(graph.nodes):
+        name = str(node.target)
+        if not name.startswith("aten.conv") or "transpose" in name or len(node.args) < 7:
+            continue
+        x, weight, groups = node.args[0], node.args[1], node.args[6]
+        if not isinstance(groups, fx.Node):
+            continue
+        shape, kernel = (n.meta["val"].shape for n in (x, weight))
+        axis = len(shape) - len(kernel) + 1
+        with graph.inserting_before(node):
+            channels, each = graph.call_function(size, (x, axis)), graph.call_function(size, (weight, 1))
+            number = graph.call_function(operator.floordiv, (channels, each))
+        for made, val in ((channels, shape[axis]), (each, kernel[1]), (number, groups.meta["val"])):
+            made.meta["val"] = val
+        node.update_arg(6, number)
 
 
 _SAVED = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, fx
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Links, Value, along
 from bcnet.space.operators import Call, shapes
+from bcnet.space.operators.base import Asked
 from bcnet.space.operators.table import Operator, bind, find, name_of
 
 Dim = tuple[str, int]
@@ -98,11 +100,9 @@ class Walk:
         where = layer_of(node) or node.name
         named = bind(target, args, kwargs) if hasattr(target, "_schema") else {str(i): a for i, a in enumerate(args)}
         symbolic = "groups" in named and isinstance(bind(target, node.args, node.kwargs)["groups"], fx.Node)
-        batch = self.capture.batch if symbolic else 0
+        batch = self.capture.batch if symbolic and named["groups"] == self.capture.batch else 0
         call = Call(self.links, named, outs, where, partial(_run_on, target, args, kwargs), batch)
         known = find(target)
-        if symbolic and named["groups"] != batch:
-            return _keep(call, "the number of its groups depends on the batch")
         if known is not None:
             return self._couple(known, call)
         if _pointwise(target):
@@ -111,11 +111,17 @@ class Walk:
         return _keep(call, f"operator {name_of(target)} is unknown to bcnet")
 
     def _couple(self, known: Operator, call: Call) -> Value | list[Value]:
-        """What the table's rule says; a call that the rule has no eye for keeps its channels."""
+        """What the table's rule says; a call that the rule has no eye for keeps its channels, and so does a tensor that
+        a user's rule does not look at."""
+        asked = Asked(call.args)
         try:
-            return known.couple(call)
+            result = known.couple(replace(call, args=asked))
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError):
             return _keep(call, "it is called in a way that bcnet does not know")
+        forgotten = call.args.keys() - asked.names if known.taught else ()
+        for value in values_in([call.args[name] for name in forgotten]):
+            call.fixed(value, "the operator's rule says nothing of it")
+        return result
 
     def transposed(self) -> set[str]:
         """Names of the weights whose second axis is their layer's output."""

@@ -35,7 +35,6 @@ class Path:
 
 
 @checked
-@dataclass(frozen=True)
 class PathSampling:
     """``draws`` widths are sampled uniformly a step; ``complement`` adds the complement of each; ``sides``
     trains both, alternates them by batch with the same widths twice, or takes the left only. ``sandwich`` adds the

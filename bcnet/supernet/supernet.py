@@ -25,7 +25,7 @@ from bcnet.space.axis import Axis
 from bcnet.space.network import NetworkSpace
 from bcnet.space.operators.table import bind
 from bcnet.space.resize import sliced
-from bcnet.space.rewrite import Slot, put, rewrite
+from bcnet.space.rewrite import Slot, held_by, put, rewrite
 from bcnet.space.widths import Side
 from bcnet.supernet.principle import Principle, get_principle
 from bcnet.training import distributed
@@ -63,7 +63,7 @@ class Supernet(nn.Module):
             put(self, name, buffer)
         self._graph = _PathGraph(space)
         self._tapped: _PathGraph | None = None
-        self._state = [_find(self, name) for name in self._graph.names]
+        self._state = [held_by(self, name) for name in self._graph.names]
 
     @property
     def space(self) -> NetworkSpace:
@@ -152,13 +152,6 @@ class Supernet(nn.Module):
         for i, name in self._graph.statistics.items():
             given[i] = None if stats is None else stats[name]
         return given
-
-
-def _find(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """The dictionary that holds a parameter or buffer, and its key: survives ``net.to(...)``."""
-    path, _, leaf = name.rpartition(".")
-    owner = module.get_submodule(path)
-    return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
 
 
 _GIVEN = ("state_", "sizes_", "batch_", "train_", "const_", "tap_")

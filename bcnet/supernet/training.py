@@ -49,7 +49,6 @@ class StepEngine(Protocol):
 
 
 @checked
-@dataclass(frozen=True)
 class SupernetTraining:
     """How a supernet is trained.
 

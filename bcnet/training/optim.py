@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -21,7 +20,6 @@ from bcnet.utils.settings import BelowOne, Count, NotNegative, Positive, checked
 
 
 @checked
-@dataclass(frozen=True)
 class Optimisation:
     """How weights are learnt.
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import Batch, Data, Source
-from bcnet.training.loop import History, Progress
+from bcnet.training.loop import History, Loop, Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, checked
@@ -31,7 +31,6 @@ PARTS = 40
 
 
 @checked
-@dataclass(frozen=True)
 class RaceConfig:
     """``finalists`` begin; after each of ``rounds`` the better half goes on, after the last one alone, and with them
     those that are worse by no more than chance, as many again at the most. The rounds take ``epochs`` of the training
@@ -79,11 +78,12 @@ class Finalist:
 
 @dataclass
 class Winner:
-    """The network that won, trained to the end, its name and its history."""
+    """The network that won, trained to the end; ``curve`` is what held-out images said of it since the last round."""
 
     name: str
     network: nn.Module
     history: History
+    curve: list[dict[str, Any]]
 
 
 class Racing:
@@ -167,21 +167,41 @@ class Racing:
         known = results.known(key)
         if known is not None:
             return known
-        network = entry.build()
+        network, curve = entry.build(), list[dict[str, Any]]()
         training = self._training(entry, network, folder)
-        training.run(_named(progress, entry.name), epochs)
-        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(network)}
+        training.run(self._watched(entry.name, training, curve, progress), epochs)
+        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(network), "curve": curve}
         results.keep(key, result)
         return result
 
     def _finish(self, entry: Finalist, folder: Path, progress: Callable[[str, Progress], None] | None) -> Winner:
-        network = entry.build()
+        network, curve = entry.build(), list[dict[str, Any]]()
         training = self._training(entry, network, folder)
-        training.run(_named(progress, entry.name))
+        training.run(self._watched(entry.name, training, curve, progress))
         training.finish()
-        return Winner(entry.name, network, training.history)
+        return Winner(entry.name, network, training.history, curve)
 
-    def _training(self, entry: Finalist, network: nn.Module, folder: Path) -> Any:
+    def _watched(
+        self,
+        name: str,
+        training: Loop,
+        curve: list[dict[str, Any]],
+        progress: Callable[[str, Progress], None] | None,
+    ) -> Callable[[Progress], None]:
+        """``progress`` of one finalist, which also adds to ``curve`` what the network has on the held-out images after
+        every epoch but the last, which is measured anyway."""
+
+        def told(state: Progress) -> None:
+            if progress is not None:
+                progress(name, state)
+            if state.step % training.per_epoch == 0 and state.step < state.steps:
+                found = evaluate(training.net, self.data.val, self.task, bf16=self.config.optimisation.bf16)
+                measured = {"score": found["score"], "loss": found["loss"]}
+                curve.append({"name": name, "epochs": state.step // training.per_epoch, **measured})
+
+        return told
+
+    def _training(self, entry: Finalist, network: nn.Module, folder: Path) -> Loop:
         return open_training(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )
@@ -209,7 +229,3 @@ def _worse(one: dict[str, Any], other: dict[str, Any]) -> bool:
         return True
     difference = parts[0] - parts[1]
     return bool(difference.mean() > CLEAR * difference.std(ddof=1) / len(difference) ** 0.5)
-
-
-def _named(progress: Callable[[str, Progress], None] | None, name: str) -> Callable[[Progress], None] | None:
-    return None if progress is None else lambda state: progress(name, state)

@@ -72,6 +72,11 @@ def full_path(path: str) -> Path:
         raise BcnetError(f"{path!r:.80} is no path: {str(error).rstrip('.')}") from None
 
 
+def user_cache() -> Path:
+    """Where bcnet keeps what can be had again: in ``$XDG_CACHE_HOME``, or else in ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache") / "bcnet"
+
+
 def usable(path: Path) -> Path:
     """``path`` itself, or a :class:`BcnetError` where no file system can have such a name."""
     try:

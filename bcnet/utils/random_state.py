@@ -5,6 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+
+def swap_random_states(new: tuple[Any, Any, Any] | None = None) -> tuple[Any, Any, Any]:
+    """The global random states of torch (on the CPU), numpy and random, after which ``new`` ones take their place."""
+    import numpy as np
+    import torch
+
+    # The legacy global state of numpy is what a user's code draws from.
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    if new is not None:
+        torch.set_rng_state(new[0])
+        np.random.set_state(new[1])  # noqa: NPY002
+        random.setstate(new[2])
+    return before
 
 
 @contextmanager
@@ -13,17 +28,13 @@ def kept_random_state() -> Iterator[None]:
 
     A decorator, too.
     """
-    import numpy as np
     import torch
 
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    # The legacy global state of numpy is what a user's code draws from.
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    states = swap_random_states()
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])
+        swap_random_states(states)
         if gpus is not None:
             torch.cuda.set_rng_state_all(gpus)

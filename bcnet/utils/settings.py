@@ -3,7 +3,6 @@
 A mistake is a :class:`BcnetError` in one sentence that names the field, here and in a recipe alike::
 
     @checked
-    @dataclass(frozen=True)
     class Sampling:
         draws: Count = 1
 """
@@ -11,9 +10,9 @@ A mistake is a :class:`BcnetError` in one sentence that names the field, here an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import field, fields
 from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as validated
@@ -33,8 +32,9 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 T = TypeVar("T")
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def checked(cls: type[T]) -> type[T]:
-    """The frozen dataclass ``cls`` with fields that are validated whenever one is made.
+    """``cls`` as a frozen dataclass with fields that are validated whenever one is made.
 
     What several fields must be together is a pydantic ``model_validator(mode="after")`` that raises BcnetError.
     """

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 import urllib.error
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from synthetic_table import FILE, SPACE, make
 
 from bcnet.bench import ChannelBench
 from bcnet.bench.files import cache_folder, fetch
+from bcnet.bench.spaces import get_space
 from bcnet.space.widths import WidthSpace, WidthVariable
 
 # Tables ---------------------------------------------------------------------------------------------------------
@@ -138,6 +142,14 @@ def test_keys_missing_or_of_another_space(tmp_path: Path) -> None:
     assert failure(ChannelBench.load, SPACE, file).endswith(": '111' stands twice in one JSON object")
 
 
+@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_only_regular_files_are_read(put: Callable[[Path], object], tmp_path: Path) -> None:
+    """A pipe would wait for ever, and a device would fill the memory."""
+    put(tmp_path / "odd.json")
+    assert failure(ChannelBench.load, SPACE, tmp_path / "odd.json").endswith("odd.json: Not a regular file")
+    assert failure(get_space, str(tmp_path / "odd.json")).endswith("odd.json: Not a regular file")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -171,6 +183,14 @@ def test_wrong_schema(tmp_path: Path) -> None:
     missing = "the entry of key '111' must be an object with acc, std, flops, params, mean"
     assert broken(tmp_path, lambda entries: entries["111"].pop("std") and None) == missing
     assert broken(tmp_path, lambda entries: entries.update({"111": 91.0})) == missing
+
+
+def test_many_keys_take_no_longer_than_they_must(tmp_path: Path) -> None:
+    """A quadratic look for keys that stand twice would take minutes."""
+    file, start = tmp_path / "many.json", time.monotonic()
+    file.write_text(json.dumps(dict.fromkeys(map(str, range(10**6, 10**6 + 95_000)))))
+    assert "is no key of space" in failure(ChannelBench.load, SPACE, file)
+    assert time.monotonic() - start < 10
 
 
 def test_a_table_made_of_wrong_arrays() -> None:

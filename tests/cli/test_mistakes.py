@@ -51,6 +51,8 @@ TINY = {
             ["zoo:digits_cnn", "--data", "cifar10:~nosuchuser/x"],
             "'~nosuchuser/x' is no path: Could not determine home directory",
         ),
+        (["--set", 'data="cifar10:a\\0b"'], "'a\\x00b' is no path: embedded null byte"),
+        (["--set", 'model="a\\0b.py:tiny"'], "'a\\x00b.py' is no path: embedded null byte"),
         (["--device", "meta"], "bcnet does not run on the device 'meta': say cpu, cuda or cuda:1"),
         (["--device", "mps"], "bcnet does not run on the device 'mps': say cpu, cuda or cuda:1"),
         (["--device", "xpu"], "bcnet does not run on the device 'xpu': say cpu, cuda or cuda:1"),

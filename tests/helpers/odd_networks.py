@@ -249,6 +249,17 @@ class NamedCode(Tiny):
         return self.code(x.view(-1, 12, 8, 8))
 
 
+class NamedState(Tiny):
+    """Layers called as something that a supernet has itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.space = conv(12, 10), conv(10, 12)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.space(self.state(x))
+
+
 class TwoInputs(Tiny):
     def __init__(self) -> None:
         super().__init__()
@@ -294,6 +305,6 @@ ODD = {
     for c in (
         Constants, WeightNorm, SpectralNorm, Squeezed, DeadEnds, Slices, FixedGroups, Picked, LocalResponse,
         DynamicConv, Memory, Einsum, Recurrent, RecurrentCells, BiasedAttention, NumbersInBuffers, ShuffleLayer, Frozen,
-        NoGradient, NamedCode, TwoInputs, Dictionary, Answering,
+        NoGradient, NamedCode, NamedState, TwoInputs, Dictionary, Answering,
     )
 }  # fmt: skip

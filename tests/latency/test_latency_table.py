@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bcnet.errors import BcnetError
 from bcnet.latency import table as latency_module
 from bcnet.latency.table import LatencyTable, measure_networks, measure_table
-from bcnet.latency.timing import Operation, TimingConfig, onnx_layer, open_timer
+from bcnet.latency.timing import TURNS, Operation, TimingConfig, onnx_layer, open_timer
 from bcnet.search import Constraints, SearchConfig, search
 from bcnet.space.network import NetworkSpace, trace
 
@@ -63,17 +63,20 @@ def macs(network: nn.Module, x: Tensor) -> float:
 class Pretended:
     """A timer without noise: a pass costs 5 microseconds, and whole networks run at twice the pace of layers."""
 
-    turns = 2
+    overhead = 300.0
 
     def __init__(self) -> None:
         self.layers: list[Operation] = []
 
-    def layer(self, operation: Operation, batch: int) -> float:
+    def layer(self, operation: Operation, batch: int) -> Callable[[], float]:
         self.layers.append(operation)
-        return macs(operation.module(), operation.example(batch))
+        return lambda: self.overhead + macs(operation.module(), operation.example(batch))
 
-    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> float:
-        return 5000 + 0.5 * macs(network, *inputs)
+    def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[], float]:
+        return lambda: 5000 + 0.5 * macs(network, *inputs)
+
+    def time(self, once: Callable[[], float]) -> float:
+        return once()
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def test_same_operation_is_timed_once_a_turn(space: NetworkSpace, pretended: Pre
     told: list[tuple[int, int]] = []
     measure_table(space, told=lambda done, total: told.append((done, total)))
     # stem and head have one free width (4 points), deep is tied (4), wide and back have two (16 each).
-    assert len(pretended.layers) == 2 * (4 + 4 + 16 + 16 + 4)
+    assert len(pretended.layers) == TURNS * (4 + 4 + 16 + 16 + 4)
     assert len(set(pretended.layers)) == 4 + 4 + 16 + 16 + 4
     assert told[-1][0] == told[-1][1]
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -188,8 +191,8 @@ def test_onnxruntime_times_a_network(space: NetworkSpace) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     with open_timer(TimingConfig(backend="onnxruntime", threads=1), torch.device("cpu")) as timer:
-        assert timer.layer(LAYERS[0], 1) > 0
-        assert timer.network(space.build(space.min), space.example) > 0
+        assert timer.time(timer.layer(LAYERS[0], 1)) > 0
+        assert timer.time(timer.network(space.build(space.min), space.example)) > timer.overhead > 0
 
 
 @pytest.mark.parametrize(

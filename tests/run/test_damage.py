@@ -60,6 +60,12 @@ def miscount(path: Path) -> None:
     path.write_bytes(data)
 
 
+def piped(path: Path) -> None:
+    """A pipe in the place of a file, which whoever opens it would wait for."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 def test_a_whole_run_has_nothing_to_mend(copied: Run) -> None:
     assert resumed(copied) == ([], [])
 
@@ -74,11 +80,13 @@ def test_a_whole_run_has_nothing_to_mend(copied: Run) -> None:
         ("train.safetensors", flip, ["train", "search", "retrain", "compare", "export", "report"]),
         ("search.json", flip, ["search", "retrain", "compare", "export", "report"]),
         ("trials.sqlite", os.unlink, ["search", "retrain", "compare", "export", "report"]),
+        ("trials.sqlite", piped, ["search", "retrain", "compare", "export", "report"]),
         ("trials.sqlite", miscount, ["search", "retrain", "compare", "export", "report"]),
         ("compare.json", lambda path: path.write_text("[]"), ["compare", "export", "report"]),
         ("export/weights.safetensors", flip, ["export", "report"]),
         ("export/widths.json", os.unlink, ["export", "report"]),
         ("report.html", os.unlink, ["report"]),
+        ("report.html", piped, ["report"]),
         ("report.json", lambda path: path.write_text("{"), ["report"]),
     ],
 )

@@ -183,7 +183,7 @@ def test_the_headline_says_what_became_of_the_network(finished: Run) -> None:
     data = report_data(finished)
     assert words.headline(data).startswith(f"your network: {100 * data.full.score:.2f}% at 100% → slim: ")
     page = finished.path("report.html").read_text("utf-8")
-    assert "On validation images: the race, and the end of training" in page
+    assert "On validation images, epoch by epoch" in page
     assert {row["shown"] for row in data.validated} == {*data.networks}
     assert all(row["loss"] > 0 for row in data.validated)
     assert "began with the most important channels of your network" in page

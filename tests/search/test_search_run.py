@@ -63,6 +63,25 @@ def test_every_strategy_stays_within_budgets_and_evaluations(strategy: str) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_neighbours_follow_the_scores(seed: int) -> None:
+    """Where scores are linear in the logarithms of widths, few evaluations come near the best."""
+    pull = np.random.default_rng(seed).normal(size=len(SPACE))
+
+    class Linear(Concave):
+        def score_many(self, widths: Widths) -> np.ndarray:
+            return np.log(np.atleast_2d(widths)) @ pull
+
+    config = SearchConfig(strategy="neighbours", evaluations=40, population=8, seed=seed)
+    result = search(SPACE, Linear(SPACE), ["flops=30%"], COSTS, config)
+    widths = every(SPACE)
+    feasible = widths[COSTS["flops"](widths) <= 0.3 * COSTS["flops"](SPACE.max)[0]]
+    scores = np.sort(Linear(SPACE).score_many(feasible))
+    assert result.best is not None
+    assert result.best.score is not None
+    assert result.best.score >= scores[int(0.95 * len(scores))]
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_evolution_finds_nearly_the_best(seed: int) -> None:
     result = search(SPACE, Concave(SPACE), ["flops=30%"], COSTS, dataclasses.replace(SMALL, seed=seed))
     assert result.best is not None

@@ -139,6 +139,9 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
         TrialStore(path)
     sentence = f"the trials in {path} are damaged (file is not a database): remove the file to search anew"
     assert str(error.value) == sentence
+    path.unlink()  # as it says
+    with TrialStore(path) as store:
+        assert store.trials() == []
     other = tmp_path / "new.sqlite"
     with TrialStore(other) as store:
         store.claim({})

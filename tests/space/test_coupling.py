@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -187,6 +186,11 @@ def test_an_unknown_operator_keeps_its_channels_until_it_is_taught() -> None:
         del bcnet.space.OPERATORS["bcnet_tests::gate"]
     assert space.names == ("stem.0", "out.0")
     assert space.build(space.min)(X).shape == (2, 5)
+    bcnet.space.register("bcnet_tests::gate", couple=lambda call: call.carry(call.value("x")))
+    try:
+        assert ("scale", "gate: the operator's rule says nothing of it") in trace(model, X, check=False).fixed
+    finally:
+        del bcnet.space.OPERATORS["bcnet_tests::gate"]
     assert torch.equal(space.build(space.max, weights_of=model).eval()(X), model(X))
 
 
@@ -261,6 +265,7 @@ def test_what_cannot_be_traced_says_why(case: str) -> None:
 
 
 def test_a_channel_picked_by_number_is_fixed() -> None:
-    make: Callable[[], nn.Module] = FixedPicks
-    with pytest.raises(BcnetError, match="no channel dimension that could vary"):
-        trace(make().double(), X)
+    """Those before and behind it vary."""
+    space = trace(FixedPicks().double(), X)
+    assert [v.candidates[-1] for v in space.variables] == [3, 8]
+    assert space.fixed[0] == ("stem.0", "slice_2: it picks single channels by number")

@@ -41,8 +41,8 @@ EXPECTED = {
     "Slices": ([("stem.0", 12, 1), ("layers.1.0", 10, 1), ("layers.3.0", 12, 1)], []),
     "FixedGroups": ([("grouped", 16, 2)], []),
     "Picked": (
-        [("stem.0", 12, 1), ("outer.0", 12, 1)],
-        [("inner.0", "index: it picks single channels by number")],
+        [("stem.0", 12, 1), ("inner.0", 10, 1), ("outer.0", 12, 1)],
+        [],
     ),
     "LocalResponse": ([("stem.0", 12, 1), ("inner.0", 10, 1), ("outer.0", 12, 1)], []),
     "DynamicConv": (
@@ -59,6 +59,7 @@ EXPECTED = {
     "Frozen": ([("stem.0", 12, 1)], []),
     "NoGradient": ([("stem.0", 12, 1)], []),
     "NamedCode": ([("stem.0", 12, 1), ("code.0", 12, 1)], []),
+    "NamedState": ([("stem.0", 12, 1), ("state.0", 10, 1), ("space.0", 12, 1)], []),
     "TwoInputs": ([("stem.0", 12, 1)], []),
     "Dictionary": ([("stem.0", 12, 1)], []),
     "Answering": ([("stem.0", 12, 1)], []),

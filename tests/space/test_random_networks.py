@@ -186,6 +186,56 @@ class Reordered(Block):
         return x.index_select(1, self.order.detach()) if self.selects else x[:, self.order]
 
 
+class Literal(Block):
+    """Channels in an order that the forward itself writes down or computes, all of them or all but one."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.way, self.outputs = groups, inputs - (groups == 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        if self.way == 2:
+            return x.index_select(1, torch.arange(n - 1, -1, -1))
+        if self.way == 8:
+            return x[:, torch.tensor([*range(1, n, 2), *range(0, n, 2)])]
+        return x[:, [-1, *range(n - 2)]] if self.way == 3 else x[:, [*range(n // 2, n), *range(n // 2)]]
+
+
+class Shifted(Block):
+    """Parts of the channels moved in space, written into zeros."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.part = inputs // groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = torch.zeros_like(x)
+        moved[:, : self.part, 1:] = x[:, : self.part, :-1]
+        moved[:, self.part :] = x[:, self.part :]
+        return moved
+
+
+class PaddedShortcut(Block):
+    """Zero channels on both sides of the shortcut."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer, self.outputs = nn.Conv2d(inputs, inputs + 8, 3, padding=1), inputs + 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + F.pad(x, (0, 0, 0, 0, 4, 4))
+
+
+class PredictedKernels(Block):
+    """Every image has depthwise kernels of its own."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.layer = nn.Linear(inputs, inputs * 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        kernels = self.layer(x.mean((2, 3))).view(n * c, 1, 3, 3)
+        return F.conv2d(x.reshape(1, n * c, h, w), kernels, padding=1, groups=n * c).view(n, c, h, w)
+
+
 class DoubledBatch(Block):
     """A batch run together with its mirror image and parted again, in the three ways torch has."""
 
@@ -244,7 +294,8 @@ class ChannelAttention(Block):
 
 BLOCKS: list[type[Block]] = [
     Conv, Normed, Grouped, Depthwise, Transposed, Shuffle, Residual, Dense, Split, Twice, TwoNames,
-    PlainTensor, Reordered, DoubledBatch, SqueezeExcite, GroupNormed, LayerNormed, ChannelAttention,
+    PlainTensor, Reordered, Literal, Shifted, PaddedShortcut, PredictedKernels, DoubledBatch, SqueezeExcite,
+    GroupNormed, LayerNormed, ChannelAttention,
 ]  # fmt: skip
 DRAWN = st.lists(
     st.tuples(st.sampled_from(BLOCKS), st.sampled_from([4, 6, 8, 12]), st.sampled_from([2, 3, 4, 8])),
@@ -272,6 +323,12 @@ def random_networks(test: Callable[..., None]) -> Any:
     quick = settings(max_examples=22, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     kinds = TwoNames, DoubledBatch, PlainTensor, Reordered, Grouped, Reordered
     seldom = [[(kind, 8, groups) for kind in kinds] for groups in (2, 3, 4)]
+    seldom += [[(Literal, 8, groups), (Conv, 6, 2), (Shifted, 8, groups)] for groups in (2, 3, 4, 8)]
+    seldom += [
+        [(PaddedShortcut, 8, 2), (Literal, 8, 3)],
+        [(PredictedKernels, 8, 2)],
+        [(Shifted, 8, 3), (Literal, 8, 2)],
+    ]
     for blocks in seldom:
         test = example(blocks)(test)
     return quick(given(DRAWN)(test))

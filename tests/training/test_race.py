@@ -154,6 +154,8 @@ def test_the_winner_is_trained_to_the_end_and_found(raced: Run) -> None:
     result = raced.read("race")
     found = raced.read("retrain/found")
     assert len(result["history"]) == raced.recipe.retrain.epochs
+    seen = [row["epochs"] for row in (*result["rounds"], *result["curve"]) if row["name"] == result["winner"]]
+    assert sorted(seen) == list(range(1, raced.recipe.retrain.epochs))  # the last is in retrain/found.json
     assert (found["finalist"], found["widths"]) == (result["winner"], result["finalists"][result["winner"]])
     for name, tensor in raced.tensors("race").items():
         assert torch.equal(tensor, raced.tensors("retrain/found")[name])

@@ -46,8 +46,9 @@ def race(run: Run) -> None:
         _Kept(run),
         progress=lambda name, state: told[name](state),
     )
-    rounds = [measured for entry in entries for measured in entry.rounds]
+    measured = [dict(row) for entry in entries for row in entry.rounds]
+    curve = [point for row in measured for point in row.pop("curve", [])] + winner.curve
     seconds = time.monotonic() - start
-    result = {"winner": winner.name, "by": r.rank_by, "finalists": widths, "rounds": rounds, "seconds": seconds}
-    run.write("race", {**result, "history": rows_of(winner.history)}, winner.network.state_dict())
+    result = {"winner": winner.name, "by": r.rank_by, "finalists": widths, "rounds": measured, "seconds": seconds}
+    run.write("race", {**result, "curve": curve, "history": rows_of(winner.history)}, winner.network.state_dict())
     run.remove(f"{CHECKPOINTS}/race")

@@ -89,8 +89,9 @@ class ScreenedMating(Mating):
     """Makes a pool of offspring, and keeps those of which a surrogate expects most.
 
     The pool holds ``config.pool`` times the offspring asked for, random widths, and what is met when the
-    best widths so far, and as many of the Pareto front, climb on the surrogate. Most are kept for their
-    expected score; a share of ``config.front_share`` for the front of expected error and cost.
+    best widths so far, and as many of the Pareto front, climb on the surrogate. Most of these are grown to
+    use a budget, since a surrogate that knows networks of one cost would have others smaller. Most are kept for
+    their expected score; a share of ``config.front_share`` for the front of expected error and cost.
     """
 
     def __init__(self, constraints: Constraints, config: SearchConfig, rng: np.random.Generator, **kwargs: Any):
@@ -114,10 +115,8 @@ class ScreenedMating(Mating):
         self._surrogate.fit(self._rng, self._config.explore)
         mated = super().do(problem, pop, self._config.pool * n_offsprings, **kwargs)
         strangers = self._constraints.space.encode(self._constraints.sample(self._rng, n_offsprings, tries=2)[0])
-        half = n_offsprings // 2
-        strangers[:half] = _grown(self._constraints, strangers[:half], self._rng)
         offspring = np.array([one.X for one in mated], dtype=np.int64).reshape(-1, strangers.shape[1])
-        pool = np.vstack([offspring, strangers, self._climbed(pop)])
+        pool = np.vstack([offspring, self.repair._do(problem, np.vstack([strangers, self._climbed(pop)]))])
         pool = pool[self.eliminate_duplicates.new(pool)]
         return Population.new("X", pool[self._pick(problem, pop, pool, n_offsprings)])
 
@@ -131,10 +130,13 @@ class ScreenedMating(Mating):
         return climb(self._surrogate, self._constraints, starts, caps, self._rng)
 
     def _pick(self, problem: Problem, pop: Population, pool: Indices, n: int) -> Indices:
-        """The rows of the pool (m, L) to score: at most n."""
+        """The rows of the pool (m, L) to score: at most n. Half of those for their score use a budget, if enough do."""
         expected = self._surrogate.predict(pool)
         for_front = round(self._config.front_share * n)
-        order = np.argsort(-expected, kind="stable")
+        lean = self._constraints.used(self._constraints.space.decode(pool)) < FULL
+        full = np.lexsort((-expected, lean))[: (n - for_front + 1) // 2]
+        others = np.setdiff1d(np.arange(len(pool)), full)
+        order = np.concatenate([full, others[np.argsort(-expected[others], kind="stable")]])
         best, rest = order[: n - for_front], order[n - for_front :]
         objectives = np.column_stack([-expected, _first_cost(self._constraints, self._constraints.space.decode(pool))])
         guessed = Population.new("X", pool[rest], "F", objectives[rest])

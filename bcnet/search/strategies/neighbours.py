@@ -2,20 +2,26 @@
 
 For scores of networks that inherit trained weights. Each costs as much as it is worth there, so few are asked for, and
 what rules give (uniform, a criterion's allotment) is a good place to begin: from a trained MobileNetV2, 24
-configurations found what is half a point better than the best rule (docs/results/rivals.md).
+configurations found what is half a point better than the best rule (docs/results/rivals.md). Of the many that lie
+near, those are asked for which a linear model of the scores so far likes best.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bcnet.search.config import SearchConfig
 from bcnet.search.constraints import Constraints
 from bcnet.search.strategies.base import Strategy
 from bcnet.space.widths import Widths
 
+Floats = NDArray[np.float64]
+
 PARENTS, APART = 4, 0.25
 """The best configurations that a generation lies around, and how far: a deviation of the logarithms of widths."""
+DRAWN, RIDGE = 8, 3.0
+"""How many are drawn for one that is asked for; the ridge of the linear model that chooses among them."""
 HALVINGS = 40
 
 
@@ -32,7 +38,24 @@ def neighbours(constraints: Constraints, config: SearchConfig, initial: Widths |
         asked, found = np.concatenate([asked, rows[known]]), np.concatenate([found, scores[known]])
         distinct, first = np.unique(asked, axis=0, return_index=True)
         best = distinct[np.argsort(-found[first], kind="stable")[:PARENTS]]
-        rows = near(constraints, best if len(best) else uniform, config.population, rng)
+        drawn = near(constraints, best if len(best) else uniform, DRAWN * config.population, rng)
+        liked = _linear(distinct, found[first], drawn)
+        rows = drawn[np.argsort(-liked, kind="stable")[: config.population]]
+
+
+def _linear(asked: Widths, found: Floats, drawn: Widths) -> Floats:
+    """What a ridge regression on the logarithms of widths expects of ``drawn`` (m, L), from the better half of those
+    ``asked`` (n, L) that scored ``found`` (n,): it tells which way to go, not how bad the bad ones are."""
+    better = np.argsort(-found, kind="stable")[: max(asked.shape[1], len(asked) // 2)]
+    if not len(better):
+        return np.zeros(len(drawn))
+    logs = np.log(asked[better])
+    middle = logs.mean(0)
+    apart = max(float((logs - middle).std()), 1e-9)
+    x, y = (logs - middle) / apart, found[better] - found[better].mean()
+    slope = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)
+    expected: Floats = (np.log(drawn) - middle) / apart @ slope
+    return expected
 
 
 def near(constraints: Constraints, known: Widths, count: int, rng: np.random.Generator) -> Widths:

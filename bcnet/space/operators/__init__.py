@@ -11,8 +11,10 @@ from bcnet.space.operators import channelwise, movement, products, shapes
 from bcnet.space.operators.base import Call
 from bcnet.space.operators.table import OPERATORS, Operator, Site, register, rule
 
-for _name, _entry in OPERATORS.items():
-    if _entry.macs is None:  # nothing to count; of a user's entry that says nothing, torch's counter is asked
-        OPERATORS[_name] = replace(_entry, macs=lambda site: ())
+for (
+    _name,
+    _entry,
+) in OPERATORS.items():  # nothing to count; of a user's entry that says nothing, torch's counter is asked
+    OPERATORS[_name] = replace(_entry, macs=_entry.macs or (lambda site: ()), taught=False)
 
 __all__ = ["OPERATORS", "Call", "Operator", "Site", "channelwise", "movement", "products", "register", "rule", "shapes"]

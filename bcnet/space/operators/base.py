@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,26 @@ import torch
 from torch import Tensor
 
 from bcnet.space.labels import Links, Value, shrink, varying, vector
+
+
+class Asked(dict[str, Any]):
+    """Arguments of a call by name that remember which of them a rule has asked for."""
+
+    def __init__(self, args: Mapping[str, Any]):
+        super().__init__(args)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def values(self) -> Any:
+        self.names.update(self)
+        return super().values()
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,9 @@ def _slice_sizes(site: Site) -> Iterator[Hole]:
 def part(call: Call) -> Value:
     x, dim = call.value("self"), call.axis()
     start = int(call.args["start"] or 0)
+    labels = labels_along(x, dim)
+    if labels is not None:
+        call.links.cut(labels, start, start + call.args["length"] if "length" in call.args else call.args["end"])
     _pin(call, x, dim, start % x.shape[dim] if x.shape[dim] else 0, call.shape[dim])
     return x.map(lambda layer: call.run(layer))
 
@@ -192,6 +195,7 @@ def pad(call: Call) -> Value:
             continue
         before, after = amounts[2 * place : 2 * place + 2]
         labels = torch.cat([call.links.fresh(before), vector(layer, axis), call.links.fresh(after)])
+        call.links.cut(labels, before, -after)
         layers.append(along(labels, axis, call.shape))
     return Value(call.shape, tuple(layers))
 

@@ -73,13 +73,15 @@ Fuses = Literal[
 
 @dataclass(frozen=True)
 class Operator:
-    """What bcnet knows of one operator; a column that is None says that there is nothing to do."""
+    """What bcnet knows of one operator; a column that is None says that there is nothing to do. ``taught`` says that a
+    user has added it."""
 
     couple: Couple
     sizes: Sizes | None = None
     macs: Macs | None = None
     shares: Shares | None = None
     fuses: Fuses | None = None
+    taught: bool = True
 
 
 OPERATORS: dict[str, Operator] = {}
