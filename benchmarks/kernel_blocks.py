@@ -30,10 +30,7 @@ HIDDEN = [(32, 32), (32, 96), (32, 144), (32, 144), (32, 192), (16, 384), (16, 3
 NARROW = [16, 24, 24, 32, 32, 64, 64, 64, 96, 96, 96, 160, 160, 160]
 BLOCKS: dict[str, list[dict[str, Any]]] = {
     "depthwise": [{"rows": t} for t in ((8, 64, 4), (16, 32, 4))],
-    "depthwise back": [
-        {"rows_back": t, "rows_back_registers": r, "programs": 132 * p}
-        for t, r, p in (((4, 64, 4), 128, 8), ((4, 64, 4), 128, 6), ((4, 64, 4), 112, 10))
-    ],
+    "depthwise back": [{"rows_back": t} for t in ((16, 32, 4), (8, 64, 4))],
     "project back": [
         {"pointwise_back": t, "pointwise_back_registers": r, "programs": 132 * p}
         for t, r, p in (((64, 32, 4), 128, 8), ((64, 32, 4), None, 6), ((128, 32, 8), 128, 4))
@@ -83,9 +80,7 @@ def calls(kernels: Any) -> dict[str, tuple[float, Callable[[Layer], Any]]]:
     """By kernel: passes over a wide tensor that it needs, and how it is called."""
     return {
         "depthwise": (2, lambda t: kernels.depthwise_forward(t.x, t.taps, t.window, t.norm, t.after)),
-        "depthwise back": (
-            4, lambda t: kernels.depthwise_backward(t.x, t.x, t.taps, t.window, t.norm, t.found, (t.d, t.after)),
-        ),
+        "depthwise back": (3, lambda t: kernels.depthwise_backward(t.d, t.x, t.taps, t.window, t.norm, t.found)),
         "expand": (1, lambda t: kernels.pointwise_forward(t.narrow, t.matrix, t.x.channels, None, t.norm)),
         "project": (1, lambda t: kernels.pointwise_forward(t.d, t.matrix, t.narrow.channels, t.after, t.small)),
         "project back": (2, lambda t: kernels.pointwise_backward(t.narrow, t.d, t.matrix, t.after, t.found)),

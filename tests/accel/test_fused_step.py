@@ -141,7 +141,6 @@ def test_training_is_the_same_with_both_engines(method: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"bf16": False}, "it computes in bf16, which was not asked for"),
         ({"own_distillation": True}, "paths teach each other by a loss of your own"),
         ({}, "it is on cpu, not on cuda"),
     ],
@@ -153,6 +152,11 @@ def test_the_choice_of_engine_is_explained(settings: dict, reason: str) -> None:
     with pytest.raises(BcnetError) as error:
         choose_engine(net, "fused", **settings)
     assert str(error.value) == f"the fused engine cannot train this: {reason}; use the plain engine"
+
+
+def test_bf16_must_be_asked_for() -> None:
+    reason = choose.why_not_here(make("mobilenet"), False, torch.device("cuda"))
+    assert reason == "it computes in bf16, which was not asked for"
 
 
 def test_an_unknown_engine() -> None:

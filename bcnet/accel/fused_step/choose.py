@@ -65,10 +65,10 @@ def why_not_here(network: nn.Module, bf16: bool = True, device: torch.device | N
     """What keeps any network from the fused step, in half a sentence; nothing where it may be tried."""
     parameters = list(network.parameters())
     device = parameters[0].device if device is None else device
-    if not bf16:
-        return "it computes in bf16, which was not asked for"
     if device.type != "cuda":
         return f"it is on {device.type}, not on cuda"
+    if not bf16:
+        return "it computes in bf16, which was not asked for"
     if distributed.world()[1] > 1:
         return "there are several processes, whose batch norms share their statistics"
     if importlib.util.find_spec("triton") is None:

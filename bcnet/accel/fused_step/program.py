@@ -158,11 +158,6 @@ class Program:
         return frozenset(c.out for c in convolutions if c.depthwise or c.pointwise)
 
     @cached_property
-    def late(self) -> frozenset[int]:
-        """Values made by depthwise convolutions, which take the gradient of the norm after them along."""
-        return frozenset(c.out for c in self.layers if isinstance(c, Conv) and c.depthwise)
-
-    @cached_property
     def summed(self) -> frozenset[str]:
         """Weights whose gradients are added up by many programs, in float32."""
         convolutions = [c for c in self.layers if isinstance(c, Conv)]

@@ -14,20 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bcnet.accel.fused_step.convolutions import (
-    Space,
-    channels_last,
-    convolution,
-    convolution_backward,
-    size_of,
-    splits,
-    tiles,
-    window_of,
-)  # fmt: skip
+from bcnet.accel.fused_step import convolutions
+from bcnet.accel.fused_step.convolutions import Space, channels_last, convolution, size_of, splits, tiles, window_of
 from bcnet.accel.fused_step.eager import Slices, slope_of
 from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
 from bcnet.accel.kernels.pack import ALIGN
-from bcnet.accel.kernels.values import Affine, After, Found, Goal, Rows, at_most_two, distance
+from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, at_most_two, distance
 
 
 class Tape:
@@ -58,7 +50,6 @@ class Tape:
         self.shaped: dict[Any, Tensor] = {}
         self.images: dict[int, list[Tensor]] = {}
         self.norms: dict[int, Affine] = {}
-        self.after: dict[int, After] = {}  # norms whose gradient is taken by the convolution before them
         self.plain: dict[int, list[Any]] = {}  # what eager operators gave, side by side
         self.graphs: dict[int, list[tuple[Tensor, list[Tensor]]]] = {}
         self.plain_grads: dict[int, list[list[Tensor]]] = {}
@@ -251,10 +242,7 @@ class Tape:
             grads = grads if kept is None else [kept]
             if layer.residual is not None:
                 self._give(layer.residual, grads[0])
-        if layer.x in self.program.late and len(grads) == 1 and grads[0].repeat == 1:
-            self.grads[layer.x], self.after[layer.x] = grads, (y, plain)
-        else:
-            self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
+        self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
         self.found[layer.bias] = Found(norm.found, 0, 2 * y.channels)
         self.found[layer.weight] = Found(norm.found, y.channels, 2 * y.channels)
 
@@ -262,26 +250,25 @@ class Tape:
         dy = self._arrived(layer.out)
         if layer.x == self.program.source:
             image = dy.together().image(0, self.spaces[layer.out])
-            _, dw, _ = convolution_backward(image, self.x, self._image_weight(layer), layer, False)
+            _, dw, _ = convolutions.convolution_backward(image, self.x, self._image_weight(layer), layer, False)
             self.found[layer.weight] = Found(channels_last(dw), 0, dw.numel() // self.sides)
-        elif layer.pointwise and layer.x in self.program.folded:
-            x, found = self.values[layer.x], self.sums[layer.weight]
-            self._give(
-                layer.x, self.kernels.pointwise_backward(dy, x, self.weights[layer.weight], self.norms[layer.x], found)
-            )
-            self.found[layer.weight] = Found(found, 0, dy.channels * x.channels)
+        elif layer.weight in self.program.summed:
+            self._summed_back(layer, dy)
         elif layer.pointwise:
             self._pointwise_back(layer, dy)
-        elif layer.depthwise:
-            x, found = self.values[layer.x], self.sums[layer.weight]
-            before = self.norms[layer.x] if layer.x in self.program.folded else None
-            window = window_of(layer, self.spaces[layer.x])
-            after = self.after.pop(layer.out, None)
-            dx = self.kernels.depthwise_backward(dy, x, self.weights[layer.weight], window, before, found, after)
-            self.found[layer.weight] = Found(found, 0, window.kernel**2 * x.channels)
-            self._give(layer.x, dx)
         else:
             self._dense_back(layer, dy)
+
+    def _summed_back(self, layer: Conv, dy: Rows) -> None:
+        x, weight, found = self.values[layer.x], self.weights[layer.weight], self.sums[layer.weight]
+        before = self.norms[layer.x] if layer.x in self.program.folded else None
+        if layer.pointwise:
+            dx = self.kernels.pointwise_backward(dy, x, weight, before, found)
+        else:
+            window = window_of(layer, self.spaces[layer.x])
+            dx = self.kernels.depthwise_backward(dy, x, weight, window, before, found)
+        self.found[layer.weight] = Found(found, 0, math.prod(self.sizes[layer.weight]))
+        self._give(layer.x, dx)
 
     def _pointwise_back(self, layer: Conv, dy: Rows) -> None:
         outputs, inputs = self.sizes[layer.weight]
@@ -300,7 +287,7 @@ class Tape:
         dx, dw = [], []
         for s in range(self.sides):
             image, given = dy.image(s, self.spaces[layer.out]), self.images[layer.x][s]
-            one = convolution_backward(image, given, self._image_weight(layer, s), layer, True)
+            one = convolutions.convolution_backward(image, given, self._image_weight(layer, s), layer, True)
             dx.append(channels_last(one[0]))
             dw.append(channels_last(one[1]))
         self.found[layer.weight] = Found(dw[0], 0, distance(dw), 1, tuple(dw[1:]))

@@ -1,8 +1,8 @@
 """Depthwise convolutions of 3x3 in Triton, with the batch norms before and after them; see ``depthwise``.
 
 Every position of the kernel has its sum in registers, and pixels are read as rarely as can be. Where images keep their
-size, programs own pairs of columns and go down the rows: four columns are read for two, and the next row is on its way
-while one is computed.
+size, programs own columns and go down the rows; forwards they own pairs of columns, so that four are read for two, and
+the next row is on its way while one is computed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bcnet.accel.kernels.norm import SIZES, activate, add_up, blocks, descend, moments, slopes
+from bcnet.accel.kernels.norm import SIZES, activate, add_up, blocks, descend, moments
 
 
 @triton.jit
@@ -122,17 +122,6 @@ def depthwise_rows(
 
 
 @triton.jit
-def _arriving(g, d, there, scale, shift, slope, mean, POST: tl.constexpr, ACT: tl.constexpr):
-    """Gradients of outputs, zero outside; with POST ``g`` is that of the activated norm of outputs ``d``."""
-    g = g.to(tl.float32)
-    if POST:
-        d = d.to(tl.float32)
-        g = descend(g, d * scale[None, :] + shift[None, :], ACT)
-        g = tl.where(there, g * scale[None, :] - (d * slope[None, :] + mean[None, :]), 0.0)
-    return g
-
-
-@triton.jit
 def _output(p, here, t, v, scale, shift, s, q, PRE: tl.constexpr, ACT: tl.constexpr):
     """Store a gradient t, with PRE before the activation at v, and add it to the sums of the norm."""
     v = v.to(tl.float32)
@@ -147,35 +136,42 @@ def _output(p, here, t, v, scale, shift, s, q, PRE: tl.constexpr, ACT: tl.conste
     return s, q
 
 
+@triton.jit
+def _row(
+    x, first, r, W, w, c, valid, inside, x_row, scale, shift,
+    J: tl.constexpr, PRE: tl.constexpr, ACT: tl.constexpr,
+):  # fmt: skip
+    """Row r of the images, J columns to the right, zero outside; with PRE normalised and activated."""
+    there = valid
+    if J != 0:
+        there = valid & (w + J >= 0) & (w + J < W)
+    there = there[:, None] & inside[None, :]
+    v = tl.load(x + (first + (r * W + J))[:, None] * x_row + c[None, :], mask=there, other=0.0).to(tl.float32)
+    if PRE:
+        v = activate(v * scale[None, :] + shift[None, :], ACT)
+        if J != 0:
+            v = tl.where(there, v, 0.0)
+    return v
+
+
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_rows_back(
-    dy, y, x, weight, dx, gamma, beta, sums, found, gamma2, beta2, sums2, found2, found_weight,
-    x_side: tl.int64, x_row, images, C, H, W, eps, eps2,
-    PRE: tl.constexpr, ACT: tl.constexpr, POST: tl.constexpr, ACT2: tl.constexpr,
+    dy, x, weight, dx, gamma, beta, sums, found, found_weight, x_side: tl.int64, x_row, images, C, H, W, eps,
+    PRE: tl.constexpr, ACT: tl.constexpr,
     A: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """``depthwise_back`` for 3x3 kernels that keep the size: row r of the outputs' gradient meets the inputs of rows
-    r - 1 (``old``), r and r + 1 (``new``), each in an even column and an odd one. With POST ``dy`` is the gradient of
-    the norm of the outputs ``y``, whose sums are known, and its gradient is taken on the way."""
+    """``depthwise_back`` for 3x3 kernels that keep the size, down the rows as ``depthwise_rows``: row r of the
+    outputs' gradient meets the inputs of rows r - 1 (``old``), r and r + 1 (``new``)."""
     side, c, inside, C = blocks(C, A, BC)
     x_row = x_row * A
-    M = images * H * W
-    scale, shift = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
-    if PRE:
-        _, _, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
-    scale2, shift2, slope2, mean2 = scale, shift, scale, shift
-    if POST:
-        scale2, shift2, slope2, mean2 = slopes(gamma2, beta2, sums2, found2, side, c, inside, M, C, eps2)
+    x += side * (x_side * A)
+    dx += side.to(tl.int64) * images * H * W * C
+    dy += side.to(tl.int64) * images * H * W * C
     weight += side * (9 * C)
-    k0 = _weights(weight, c, inside, C, 0)
-    k1 = _weights(weight, c, inside, C, 1)
-    k2 = _weights(weight, c, inside, C, 2)
-    k3 = _weights(weight, c, inside, C, 3)
-    k4 = _weights(weight, c, inside, C, 4)
-    k5 = _weights(weight, c, inside, C, 5)
-    k6 = _weights(weight, c, inside, C, 6)
-    k7 = _weights(weight, c, inside, C, 7)
-    k8 = _weights(weight, c, inside, C, 8)
+    scale = tl.zeros((BC,), tl.float32)
+    shift = tl.zeros((BC,), tl.float32)
+    if PRE:
+        _, _, scale, shift = moments(gamma, beta, sums, side, c, inside, images * H * W, C, eps)
     s = tl.zeros((BR, BC), tl.float32)
     q = tl.zeros((BR, BC), tl.float32)
     a0 = tl.zeros((BR, BC), tl.float32)
@@ -187,64 +183,63 @@ def depthwise_rows_back(
     a6 = tl.zeros((BR, BC), tl.float32)
     a7 = tl.zeros((BR, BC), tl.float32)
     a8 = tl.zeros((BR, BC), tl.float32)
-    zero = tl.zeros((BR, 1), tl.int32)
-    for start in range(tl.program_id(0) * BR, images * ((W + 1) // 2), tl.num_programs(0) * BR):
-        first, m0, m1, m2, m3 = _pairs(start, images, H, W, inside, WIDE, BR)
-        px = x + side * (x_side * A) + first[:, None] * x_row + c[None, :]
-        at = side.to(tl.int64) * M * C + first[:, None] * C + c[None, :]
-        pd, py, po = dy + at, y + at, dx + at
-        g0, g1, g2, g3 = _four(pd, C, m0, m1, m2, m3)
-        d0, d1, d2, d3 = g0, g1, g2, g3
-        if POST:
-            d0, d1, d2, d3 = _four(py, C, m0, m1, m2, m3)
-        e_v = tl.load(px, mask=m1, other=0.0)
-        o_v = tl.load(px + x_row, mask=m2, other=0.0)
-        e_old, o_old = tl.zeros((BR, BC), tl.float32), tl.zeros((BR, BC), tl.float32)
-        e_above, o_above = tl.zeros((BR, BC), tl.float32), tl.zeros((BR, BC), tl.float32)
-        e_now, o_now = tl.zeros((BR, BC), tl.float32), tl.zeros((BR, BC), tl.float32)
-        e_z = _seen(e_v, m1, scale, shift, PRE, ACT)
-        o_z = _seen(o_v, m2, scale, shift, PRE, ACT)
-        e_before, o_before = e_v, o_v
-        for r in range(H):
-            more = m1 & (zero + (r + 1) < H)
-            e_next = tl.load(px + (r + 1) * (W * x_row), mask=more, other=0.0)
-            o_next = tl.load(px + ((r + 1) * W + 1) * x_row, mask=more & m2, other=0.0)
-            t0 = _arriving(g0, d0, m0, scale2, shift2, slope2, mean2, POST, ACT2)
-            t1 = _arriving(g1, d1, m1, scale2, shift2, slope2, mean2, POST, ACT2)
-            t2 = _arriving(g2, d2, m2, scale2, shift2, slope2, mean2, POST, ACT2)
-            t3 = _arriving(g3, d3, m3, scale2, shift2, slope2, mean2, POST, ACT2)
-            g0, g1, g2, g3 = _four(pd + (r + 1) * (W * C), C, m0 & more, more, m2 & more, m3 & more)
-            if POST:
-                d0, d1, d2, d3 = _four(py + (r + 1) * (W * C), C, m0 & more, more, m2 & more, m3 & more)
-            a0 = a0 + t2 * e_old + t3 * o_old
-            a1 = a1 + t1 * e_old + t2 * o_old
-            a2 = a2 + t0 * e_old + t1 * o_old
-            a3 = a3 + t2 * e_z + t3 * o_z
-            a4 = a4 + t1 * e_z + t2 * o_z
-            a5 = a5 + t0 * e_z + t1 * o_z
-            e_above = e_above + t2 * k0 + t1 * k1 + t0 * k2
-            o_above = o_above + t3 * k0 + t2 * k1 + t1 * k2
+    for start in range(tl.program_id(0) * BR, images * W, tl.num_programs(0) * BR):
+        column = start + tl.arange(0, BR)
+        valid = column < images * W
+        w = column % W
+        first = column // W * H * W + w
+        if WIDE:
+            first = (column // W).to(tl.int64) * H * W + w
+        here = valid[:, None] & inside[None, :]
+        above = tl.zeros((BR, BC), tl.float32)
+        now = tl.zeros((BR, BC), tl.float32)
+        old = tl.zeros((BR, BC), tl.float32)
+        v_old = tl.zeros((BR, BC), tl.float32)
+        v = tl.load(x + first[:, None] * x_row + c[None, :], mask=here, other=0.0).to(tl.float32)
+        z = v
+        if PRE:
+            z = tl.where(here, activate(v * scale[None, :] + shift[None, :], ACT), 0.0)
+        for r in range(H + 1):
+            reached = valid & (tl.zeros_like(w) + r < H)  # a tensor, as r is a plain number in the interpreter
+            right = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, 1, False, 0)
+            middle = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, 0, False, 0)
+            left = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, -1, False, 0)
+            follows = (valid & (tl.zeros_like(w) + r + 1 < H))[:, None] & inside[None, :]
+            v_new = tl.load(x + (first + (r + 1) * W)[:, None] * x_row + c[None, :], mask=follows, other=0.0)
+            v_new = v_new.to(tl.float32)
+            new = v_new
+            if PRE:
+                new = tl.where(follows, activate(v_new * scale[None, :] + shift[None, :], ACT), 0.0)
+            a0 += right * old
+            a1 += middle * old
+            a2 += left * old
+            a3 += right * z
+            a4 += middle * z
+            a5 += left * z
+            a6 += right * new
+            a7 += middle * new
+            a8 += left * new
+            out = above + right * _weights(weight, c, inside, C, 0) + middle * _weights(weight, c, inside, C, 1)
+            out += left * _weights(weight, c, inside, C, 2)
+            above = now + right * _weights(weight, c, inside, C, 3) + middle * _weights(weight, c, inside, C, 4)
+            above += left * _weights(weight, c, inside, C, 5)
+            now = right * _weights(weight, c, inside, C, 6) + middle * _weights(weight, c, inside, C, 7)
+            now += left * _weights(weight, c, inside, C, 8)
             if r > 0:
-                last = po + (r - 1) * (W * C)
-                s, q = _output(last, m1, e_above, e_before, scale, shift, s, q, PRE, ACT)
-                s, q = _output(last + C, m2, o_above, o_before, scale, shift, s, q, PRE, ACT)
-            e_above = e_now + t2 * k3 + t1 * k4 + t0 * k5
-            o_above = o_now + t3 * k3 + t2 * k4 + t1 * k5
-            e_now = t2 * k6 + t1 * k7 + t0 * k8
-            o_now = t3 * k6 + t2 * k7 + t1 * k8
-            e_old, o_old = e_z, o_z
-            e_z = _seen(e_next, more, scale, shift, PRE, ACT)
-            o_z = _seen(o_next, more & m2, scale, shift, PRE, ACT)
-            a6 = a6 + t2 * e_z + t3 * o_z
-            a7 = a7 + t1 * e_z + t2 * o_z
-            a8 = a8 + t0 * e_z + t1 * o_z
-            e_before, o_before = e_v, o_v
-            e_v, o_v = e_next, o_next
-        last = po + (H - 1) * (W * C)
-        s, q = _output(last, m1, e_above, e_before, scale, shift, s, q, PRE, ACT)
-        s, q = _output(last + C, m2, o_above, o_before, scale, shift, s, q, PRE, ACT)
+                if PRE:
+                    out = descend(out, v_old * scale[None, :] + shift[None, :], ACT)
+                rounded = out.to(dx.dtype.element_ty)
+                tl.store(dx + (first + (r - 1) * W)[:, None] * C + c[None, :], rounded, mask=here)
+                if PRE:
+                    g = tl.where(here, rounded.to(tl.float32), 0.0)
+                    s += g
+                    q += g * v_old
+            old = z
+            z = new
+            v_old = v
+            v = v_new
     if PRE:
-        mean, rstd, _, _ = moments(gamma, beta, sums, side, c, inside, M, C, eps)
+        mean, rstd, _, _ = moments(gamma, beta, sums, side, c, inside, images * H * W, C, eps)
         add_up(found, side, c, inside, C, s, (q - s * mean[None, :]) * rstd[None, :])
     _add_taps(found_weight + side * (9 * C) + c, inside, C, a0, a1, a2, a3, a4, a5, a6, a7, a8)
 

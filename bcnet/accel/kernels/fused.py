@@ -19,7 +19,7 @@ from bcnet.accel.kernels import tables as cuda_tables
 from bcnet.accel.kernels.launch import Kernel
 from bcnet.accel.kernels.pack import Packed, Places
 from bcnet.accel.kernels.upload import Uploads
-from bcnet.accel.kernels.values import NARROW, Affine, After, Found, Goal, Rows, Window
+from bcnet.accel.kernels.values import NARROW, Affine, Found, Goal, Rows, Window
 
 Tile = tuple[int, int, int]
 
@@ -35,9 +35,8 @@ class Tuning:
     depthwise: Tile = (16, 64, 4)
     depthwise_back: Tile = (16, 64, 4)
     rows: Tile = (8, 64, 4)
-    rows_back: Tile = (4, 64, 4)
-    rows_back_registers: int | None = 128
-    half_back: Tile = (8, 64, 4)
+    rows_back: Tile = (16, 32, 4)
+    half_back: Tile = (16, 32, 4)
     pointwise: Tile = (128, 64, 4)
     pointwise_back: Tile = (64, 32, 4)
     pointwise_back_registers: int | None = None
@@ -163,16 +162,10 @@ def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | No
     return Rows.whole(y)
 
 
-def depthwise_backward(
-    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, after: After | None
-) -> Rows:
-    if _by_rows(window):
-        return _depthwise_backward_by_rows(dy, x, weight, window, norm, found, after)
-    if after is not None:
-        dy = norm_gradient([dy], *after)
+def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
     dx = x.base.new_empty((x.sides, x.rows, x.channels))
-    if _halves(window):
-        _depthwise_backward_halves(dy, x, weight, window, norm, found, dx)
+    if _by_rows(window) or _halves(window):
+        _depthwise_backward_3x3(dy, x, weight, window, norm, found, dx)
         return Rows.whole(dx)
     high, wide = window.out
     a, rows, block, columns, warps = _tiles(x.channels, tuning.depthwise_back)
@@ -224,33 +217,16 @@ def _depthwise_forward_by_rows(
     return Rows.whole(y)
 
 
-def _depthwise_backward_by_rows(
-    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, after: After | None
-) -> Rows:
-    dx = x.base.new_empty((x.sides, x.rows, x.channels))
-    a, rows, block, columns, warps = _tiles(x.channels, tuning.rows_back)
-    eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
-    y, (eps2, act2) = (dy, (0.0, 0)) if after is None else (after[0], (after[1].eps, after[1].act))
-    post = None if after is None else after[1]
-    _depthwise_rows_back(
-        (_chunks(window.n * -(-window.w // 2), rows, 2 * columns * x.sides)[1], columns, x.sides),
-        (dy.dense(), y.dense(), x.base, weight, dx, *_affine(norm, weight), found if norm is None else norm.found,
-         *_affine(post, weight), found if post is None else post.found, found,
-         x.side // a, x.row // a, window.n, x.channels // a, window.h, window.w, eps, eps2),
-        (norm is not None, act, post is not None, act2, a, _wide(x), rows, block),
-        warps,
-        tuning.rows_back_registers,
-    )  # fmt: skip
-    return Rows.whole(dx)
-
-
-def _depthwise_backward_halves(
+def _depthwise_backward_3x3(
     dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, dx: Tensor
 ) -> None:
-    a, rows, block, columns, warps = _tiles(x.channels, tuning.half_back)
+    halves = _halves(window)
+    a, rows, block, columns, warps = _tiles(x.channels, tuning.half_back if halves else tuning.rows_back)
     eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
-    _depthwise_half_back(
-        (_chunks(dy.rows, rows, columns * x.sides)[1], columns, x.sides),
+    kernel, work = (_depthwise_half_back, dy.rows) if halves else (_depthwise_rows_back, window.n * window.w)
+    others = columns * x.sides if halves else -(-columns * x.sides // 2)  # twice the programs are faster by rows
+    kernel(
+        (_chunks(work, rows, others)[1], columns, x.sides),
         (dy.dense(), x.base, weight, dx, *_affine(norm, weight), found if norm is None else norm.found, found,
          x.side // a, x.row // a, window.n, x.channels // a, window.h, window.w, eps),
         (norm is not None, act, a, _wide(x), rows, block),

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bcnet.accel.kernels.pack import Packed, Places
-from bcnet.accel.kernels.values import Affine, After, Found, Goal, Rows, Window
+from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window
 
 
 def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) -> None:
@@ -84,14 +84,9 @@ def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | No
     return y
 
 
-def depthwise_backward(
-    dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor, after: After | None
-) -> Rows:
+def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
     """The gradient of x or, with ``norm``, of what it activates (then ``norm.found`` is known too); that of the
-    weight goes to the beginning (S, K, C) of ``found``. ``dy`` is the gradient of the result or, where it is given, of
-    the norm ``after`` it, whose sums are known."""
-    if after is not None:
-        dy = norm_gradient([dy], Rows.whole(after[0].dense().float()), after[1])
+    weight goes to the beginning (S, K, C) of ``found``."""
     dx, kernel, taps = [], _taps(weight, x, window), _taps(found, x, window)
     for s in range(x.sides):
         with torch.enable_grad():

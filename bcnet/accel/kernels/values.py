@@ -101,8 +101,6 @@ class Affine(NamedTuple):
     act: int
 
 
-After = tuple[Rows, Affine]
-"""The norm that follows a convolution, with what it normalises."""
 NARROW = 256
 """Outputs up to which the kernel of a 1x1 convolution normalises its input as it reads."""
 
