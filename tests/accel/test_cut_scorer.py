@@ -99,6 +99,7 @@ def test_the_choice_says_why_it_is_plain(engine: str, words: str) -> None:
 def test_batches_that_can_be_read_once_are_enough(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a run gives them; also where the fused step is tried and fails, and its twin takes over."""
     monkeypatch.setattr(cut_scorer, "why_not_here", lambda network, bf16: "")
+    monkeypatch.setattr(cut_scorer, "why_no_kernels", lambda device: "")
 
     class OnCpu(FusedCutScorer):
         def __init__(self, *given: Any, **settings: Any):

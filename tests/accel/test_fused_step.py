@@ -116,6 +116,7 @@ def fused_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         choose, "why_not_here", lambda net, bf16: "" if bf16 else "it computes in bf16, which was not asked for"
     )
     monkeypatch.setattr(choose, "FusedEngine", engine)
+    monkeypatch.setattr(choose, "why_no_kernels", lambda device: "")
 
 
 @pytest.mark.usefixtures("fused_on_cpu")

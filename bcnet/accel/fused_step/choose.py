@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Unsupported, compile_program
+from bcnet.accel.fused_step.proof import why_no_kernels
 from bcnet.errors import BcnetError
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import distributed
@@ -50,7 +51,7 @@ def why_not_fused(net: Supernet, bf16: bool = True, own_distillation: bool = Fal
         program = compile_program(net.space)
     except Unsupported as unsupported:
         return str(unsupported)
-    return _frozen(net, {*program.weights, *program.affines})
+    return _frozen(net, {*program.weights, *program.affines}) or why_no_kernels(next(net.parameters()).device)
 
 
 def why_not_plain(network: nn.Module, x: Tensor) -> str:
@@ -58,7 +59,7 @@ def why_not_plain(network: nn.Module, x: Tensor) -> str:
     if reason := why_not_here(network, True, getattr(x, "device", None)) or _frozen(network):
         return reason
     averages = any(isinstance(m, _NormBase) and m.momentum is None for m in network.modules())
-    return "a batch norm averages its statistics over all batches" if averages else ""
+    return "a batch norm averages its statistics over all batches" if averages else why_no_kernels(x.device)
 
 
 def why_not_here(network: nn.Module, bf16: bool = True, device: torch.device | None = None) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from bcnet.accel.fused_step.choose import why_not_here
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Unsupported
+from bcnet.accel.fused_step.proof import why_no_kernels
 from bcnet.data.source import Batch
 from bcnet.space.importance import Keep
 from bcnet.space.network import NetworkSpace
@@ -83,7 +84,8 @@ def open_cut_scorer(
     given = (space, network, keep, list(train), list(val), task)  # a second scorer reads the batches again
     if engine == "plain":
         return CutScorer(*given, **settings), "plain, as asked for"
-    reason = why_not_here(network, (settings.get("healing") or Healing()).optimisation.bf16)
+    healing = settings.get("healing") or Healing()
+    reason = why_not_here(network, healing.optimisation.bf16) or why_no_kernels(next(network.parameters()).device)
     if not reason:
         try:
             fused = FusedCutScorer(*given, **settings)

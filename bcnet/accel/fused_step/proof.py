@@ -1,0 +1,88 @@
+"""A proof that the kernels compute on this GPU what they should, made before they train anything.
+
+A compiler or a driver may turn a kernel that is right elsewhere into one that is wrong, and a network trained with
+wrong gradients looks much like a bad network (seen on an H200: a gradient by 92 % wrong that Triton's interpreter had
+right). So a small network with a layer of every kind takes one step, and its gradients are compared with autograd's.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bcnet.accel.fused_step.engine import FusedEngine
+from bcnet.space.network import trace
+from bcnet.supernet.supernet import Supernet
+
+SLACK = 2.0, 0.05
+"""How far a gradient may be from float32's: so many times as far as autocast's, and a little more."""
+IMAGES, SIZE, CLASSES = 64, 16, 10
+
+
+class _Example(nn.Module):
+    """Dense, 1x1 and depthwise convolutions of both strides, norms with and without activation, an addition; the widths
+    are odd, so that packing rounds them up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = _block(3, 20, 3)
+        self.first = nn.Sequential(_block(20, 50, 1), _block(50, 50, 3, groups=50), _block(50, 20, 1, act=False))
+        self.second = nn.Sequential(_block(20, 90, 1), _block(90, 90, 3, 2, groups=90), _block(90, 28, 1, act=False))
+        self.last = nn.Sequential(_block(28, 36, 3), _block(36, 36, 5, groups=36))
+        self.head = nn.Linear(36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = self.last(self.second(x + self.first(x)))
+        return self.head(x.mean((2, 3)))
+
+
+def _block(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: bool = True) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), *([nn.ReLU6()] if act else []))
+
+
+@cache
+def why_no_kernels(device: torch.device) -> str:
+    """Why the kernels are not used on ``device``, in half a sentence: they do not run, or they are wrong."""
+    try:
+        return why_wrong(device)
+    except RuntimeError as error:  # what does not compile, too
+        return f"its kernels do not run here: {(str(error).splitlines() or [type(error).__name__])[0][:120]}"
+
+
+def why_wrong(device: torch.device, kernels: ModuleType | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
+    """Half a sentence that names a weight whose gradient is wrong on ``device``, or nothing."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        network = _Example().train()
+        x, y = torch.randn(IMAGES, 3, SIZE, SIZE), torch.randint(CLASSES, (IMAGES,))
+    net = Supernet(trace(copy.deepcopy(network), x[:2], check=False), "ua").to(device).train()
+    net.load_state_dict(network.state_dict(), strict=False)  # the counters of batches are not its own
+    x, y, network = x.to(device), y.to(device), network.to(device)
+    exact, half = (_gradients(network, x, y, bf16) for bf16 in (False, True))
+    engine = FusedEngine(net, kernels, dtype)
+    engine.zero()
+    engine.step(x, y, [(net.space.max, "left")])
+    times, more = SLACK
+    for name, parameter in net.named_parameters():
+        given = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        size = exact[name].norm().clamp_min(1e-6)
+        away, allowed = ((one - exact[name]).norm() / size for one in (given.float(), half[name]))
+        if not bool(away <= times * allowed + more):
+            return f"its kernels are wrong on this GPU (the gradient of {name} by {float(away):.0%})"
+    return ""
+
+
+def _gradients(network: nn.Module, x: Tensor, y: Tensor, bf16: bool) -> dict[str, Tensor]:
+    """By autograd, the network left as it was."""
+    twin = copy.deepcopy(network)
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+        loss = functional.cross_entropy(twin(x).float(), y)
+    loss.backward()
+    return {name: p.grad.float() for name, p in twin.named_parameters() if p.grad is not None}

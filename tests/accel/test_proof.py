@@ -1,0 +1,50 @@
+"""Kernels that are wrong on a device are found out before they train anything."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from bcnet.accel.fused_step import proof
+from bcnet.accel.kernels import reference
+
+CPU = torch.device("cpu")
+
+
+def with_half(name: str) -> ModuleType:
+    """The reference, but for a kernel whose results are half of what they should be."""
+    kernels = ModuleType("kernels")
+    vars(kernels).update({key: value for key, value in vars(reference).items() if not key.startswith("__")})
+    right = getattr(reference, name)
+
+    def wrong(*args: Any, **settings: Any) -> Any:
+        result = right(*args, **settings)
+        result.base.mul_(0.5)
+        return result
+
+    setattr(kernels, name, wrong)
+    return kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_right_kernels_are_let_through(dtype: torch.dtype) -> None:
+    assert proof.why_wrong(CPU, reference, dtype) == ""
+
+
+@pytest.mark.parametrize("name", ["depthwise_backward", "pointwise_backward", "norm_gradient", "depthwise_forward"])
+def test_a_wrong_kernel_is_named_by_what_it_spoils(name: str) -> None:
+    why = proof.why_wrong(CPU, with_half(name))
+    assert why.startswith("its kernels are wrong on this GPU (the gradient of ")
+
+
+def test_kernels_that_do_not_run_are_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(device: torch.device) -> str:
+        raise RuntimeError("ptxas: too many registers\nand more")
+
+    monkeypatch.setattr(proof, "why_wrong", fails)
+    proof.why_no_kernels.cache_clear()
+    assert proof.why_no_kernels(CPU) == "its kernels do not run here: ptxas: too many registers"
+    proof.why_no_kernels.cache_clear()
