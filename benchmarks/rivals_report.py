@@ -93,6 +93,24 @@ def section(results: Results, ours: str) -> list[str]:
     return lines
 
 
+def noise(results: Results) -> str:
+    """How held-out losses differ over seeds, and between methods that have as many seeds, after each round and at the
+    end: a race can only tell methods apart where the second is the larger."""
+    most = max(map(len, results.values()))
+    rows = [[_losses(one) for one in some.values()] for some in results.values() if len(some) == most > 1]
+    if len(rows) < 2:
+        return "Too few seeds to tell noise."
+    losses = np.array(rows)  # (methods, seeds, rounds + 1)
+    over, between = np.sqrt(losses.var(1, ddof=1).mean(0)), losses.mean(1).std(0)
+    epochs = [one["epochs"] for one in next(iter(next(iter(results.values())).values()))["rounds"]]
+    parts = [f"{a:.3f} and {b:.3f} after {e}" for a, b, e in zip(over, between, [*epochs, "all epochs"], strict=True)]
+    return f"Held-out losses deviate over seeds and between methods by {', '.join(parts)}."
+
+
+def _losses(row: dict[str, Any]) -> list[float]:
+    return [*(one["loss"] for one in row["rounds"]), row["val"]["loss"]]
+
+
 def page(rows: Sequence[dict[str, Any]], ours: str, base: dict[str, Any] | None) -> list[str]:
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -103,7 +121,7 @@ def page(rows: Sequence[dict[str, Any]], ours: str, base: dict[str, Any] | None)
         lines += [f"## {network} at {budget}", "", f"Fine-tuned with {settings}."]
         if base is not None and network in base["networks"]:
             lines += [f"The full network has {base['networks'][network]['test']['accuracy']:.2f} %."]
-        lines += ["", *section(merged(some), ours), ""]
+        lines += ["", *section(merged(some), ours), "", noise(merged(some)), ""]
     return lines
 
 
