@@ -1,5 +1,5 @@
-"""What a race should measure after a round: a network as it is, at a high rate, or a copy that learnt a little more at a
-falling one? Small networks on small images, on a CPU.
+"""What a race should measure after a round: a network as it is, or a copy that learnt a little more at a falling rate?
+Small networks on small images, on a CPU.
 
     python benchmarks/race_noise.py --cifar FOLDER --bases FOLDER --out FILE.json [--networks resnet2 mobilenet1]
 

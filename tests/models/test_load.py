@@ -175,7 +175,7 @@ def test_a_folder_is_no_file(folder: Path) -> None:
     [
         (
             "resnet50",
-            "unknown model 'resnet50': did you mean 'resnet50_imagenet'? `bcnet models` lists all",
+            "unknown model 'resnet50': did you mean 'resnet50_imagenet' or 'resnet18_cifar'? `bcnet models` lists all",
         ),
         ("zoo:", "unknown model '': `bcnet models` lists all"),
         (

@@ -54,7 +54,7 @@ def test_the_folder_holds_every_result(finished: Run) -> None:
     assert [row["epoch"] for row in train["history"]] == [1, 2]
     assert train["paths"] == 4 * train["steps"]
     found = run.read("search")
-    assert found["evaluations"] == 12
+    assert found["evaluations"] in (11, 12)  # what the model chose may have been scored before
     assert found["best"]["costs"]["flops"] <= traced["budgets"][0]["limit"]
     assert not run.path("checkpoints").exists()
 
@@ -64,7 +64,7 @@ def test_the_search_used_the_prior_and_every_trial_is_stored(finished: Run) -> N
     assert found["prior"]["sampled"] > 0
     with TrialStore(finished.path("trials.sqlite"), read_only=True) as store:
         trials = store.trials()
-    assert len(trials) == 12
+    assert len(trials) == found["evaluations"]
     assert list(trials[found["best"]["number"]].widths) == found["best"]["widths"]
 
 
@@ -80,10 +80,11 @@ def test_the_supernet_of_the_folder_gives_the_scores_of_the_search(finished: Run
 def test_the_law_of_all_scores_chose(finished: Run) -> None:
     found = finished.read("search")
     with TrialStore(finished.path("trials.sqlite")) as store:
-        *others, last = store.trials()
-    model = LogWidthModel.fit([t.widths for t in others], [t.score for t in others])
+        trials = store.trials()
+    model = LogWidthModel.fit([t.widths for t in trials[:11]], [t.score for t in trials[:11]])
     assert found["log_width"]["gains"] == pytest.approx(model.gains.tolist())
-    assert found["best"]["widths"] == model.best(finished.constraints).tolist() == list(last.widths)
+    assert found["best"]["widths"] == model.best(finished.constraints).tolist()
+    assert tuple(found["best"]["widths"]) in [t.widths for t in trials]
 
 
 def test_front_shows_what_was_chosen(finished: Run) -> None:
