@@ -42,9 +42,27 @@ def test_a_wrong_kernel_is_named_by_what_it_spoils(name: str) -> None:
 
 def test_kernels_that_do_not_run_are_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(device: torch.device) -> str:
-        raise RuntimeError("ptxas: too many registers\nand more")
+        raise ValueError("ptxas: too many registers\nand more")  # Triton's errors are no RuntimeErrors
 
     monkeypatch.setattr(proof, "why_wrong", fails)
     proof.why_no_kernels.cache_clear()
     assert proof.why_no_kernels(CPU) == "its kernels do not run here: ptxas: too many registers"
     proof.why_no_kernels.cache_clear()
+
+
+def test_a_kernel_that_does_not_compile_is_an_error_that_is_caught() -> None:
+    """Triton's errors are no RuntimeErrors, which is what whoever tries the fused step is ready for."""
+    errors = pytest.importorskip("triton.errors", reason="Triton comes with torch for CUDA only")
+    from bcnet.accel.kernels.launch import Kernel
+
+    class Function:
+        __name__ = "wide"
+
+        def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+            def launch(*arguments: Any, **options: Any) -> None:
+                raise errors.TritonError("out of resource: shared memory\nand more")
+
+            return launch
+
+    with pytest.raises(RuntimeError, match=r"^the kernel wide does not compile here: out of resource: shared memory$"):
+        Kernel(Function())((1, 1, 1), (), ())

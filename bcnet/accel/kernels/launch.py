@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.errors import TritonError
 
 DIRECT = triton.__version__.startswith("3.6.") and not triton.knobs.runtime.interpret
 """Whether this Triton's launcher is known; others are called the ordinary way, which is slower."""
@@ -35,16 +36,24 @@ class Kernel:
         ``registers``."""
         options = {"num_warps": warps} if registers is None else {"num_warps": warps, "maxnreg": registers}
         if not DIRECT:
-            self._function[grid](*arguments, *constants, **options)
+            self._compiled(grid, (*arguments, *constants), options)
             return
         device = torch._C._cuda_getDevice()
         key = (constants, warps, registers, device)
         binary = self._binaries.get(key)
         if binary is None:
-            self._binaries[key] = _binary(self._function[grid](*arguments, *constants, **options))
+            self._binaries[key] = _binary(self._compiled(grid, (*arguments, *constants), options))
         else:
             launch, fixed = binary
             launch(*grid, torch._C._cuda_getCurrentRawStream(device), *fixed, *arguments, *constants)
+
+    def _compiled(self, grid: tuple[int, int, int], arguments: tuple[Any, ...], options: dict[str, int]) -> Any:
+        """Launch Triton's way. That a kernel does not compile, or asks for more than the GPU has, is a RuntimeError."""
+        try:
+            return self._function[grid](*arguments, **options)
+        except TritonError as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RuntimeError(f"the kernel {self._function.__name__} does not compile here: {why:.120}") from error
 
 
 def _binary(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
