@@ -137,8 +137,8 @@ fewer evaluations the difference is larger: 5 seeds, all six cases, {fewer}.
 
 What the table does not show: it judges searches by scores that do not err. With a supernet's scores, which do,
 the order may be another. The settings of `evolution`, how many offspring grow among them (four ways were tried),
-were chosen while looking at these tables; those of Markov chains and agent before they were run on them; `uniform` is weaker than it need be, as
-four candidates cannot express it.
+were chosen while looking at these tables; those of Markov chains and agent before they were run on them; `uniform` is
+weaker than it need be, as four candidates cannot express it.
 
 ## With a network: LeGR, MetaPruning, TAS
 
