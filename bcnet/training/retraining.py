@@ -7,6 +7,7 @@ paper's ``random`` (many networks trained for a short while, the best of them to
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -273,8 +274,20 @@ class _Retrainer(Loop):
         if self._untried is not None:
             self._fast, self._untried = self._untried(self.net, x, self._loss), None
         if self._fast is not None:
-            return self._fast(x, y)
+            try:
+                return self._fast(x, y)
+            except RuntimeError as error:
+                if out_of_memory(error):
+                    raise
+                self._give_up_the_fast_step(error)
         return self._run(x, y) if self.recorded is None else self.recorded(x, y)
+
+    def _give_up_the_fast_step(self, error: RuntimeError) -> None:
+        """Its kernels may be made for the first step only, and fail there; gradients that it held are let go."""
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"training goes on by autograd, not by the fused step: {reason:.160}", stacklevel=4)
+        self._fast = None
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _run(self, x: Tensor, y: Tensor) -> Tensor:
         """Forwards and backwards, kernel by kernel."""

@@ -302,3 +302,19 @@ def test_always_the_same_answer_is_nothing_learnt(answer: int) -> None:
     with torch.no_grad():
         network.bias.copy_(10.0 * (torch.arange(10) == answer))
     assert not learnt(network, from_loaders(batches, batches).val)
+
+
+def test_a_fast_step_that_fails_gives_way_to_autograd() -> None:
+    """Its kernels may be compiled for the first step only; memory that ends is not its fault."""
+
+    def made(error: str) -> Any:
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            raise RuntimeError(error)
+
+        return lambda net, x, loss: step
+
+    plain, fallen = network(dropout=0.0), network(dropout=0.0)
+    retrain(plain, data().train, config(bf16=True))
+    with pytest.warns(UserWarning, match=r"^training goes on by autograd, not by the fused step: too many registers$"):
+        retrain(fallen, data().train, config(bf16=True), fast=made("too many registers\nand more"))
+    assert same(plain, fallen)
