@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.conv import _ConvNd
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.space.axis import Axis
 from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in, used_in_training
 from bcnet.space.check import self_check
@@ -298,7 +298,7 @@ class NetworkSpace(WidthSpace):
                 with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
                     own.train()(*args, **kwargs)
         except Exception as error:
-            return (str(error).splitlines() or [type(error).__name__])[0][:160]
+            return first_line(error)
         pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
         if len(tensors_in(found)) != len(tensors_in(expected)) or not all(
             a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bcnet.errors import BcnetError
-from bcnet.space.axis import Axis
 from bcnet.space.importance import Keep, importance
 from bcnet.space.network import NetworkSpace
+from bcnet.space.resize import selected
 from bcnet.supernet.supernet import Supernet
 
 
@@ -26,16 +26,8 @@ def cut_supernet(space: NetworkSpace, network: nn.Module, keep: Keep = "l2") -> 
     net = Supernet(space, "ua").to(next(network.parameters()).device)
     state = network.state_dict()
     for name, place in net.state_dict().items():
-        place.copy_(_sorted(state[name], space.coupling.axes.get(name, ()), orders, name))
-    return net
-
-
-def _sorted(tensor: Tensor, axes: tuple[Axis, ...], orders: list[np.ndarray], name: str) -> Tensor:
-    """A parameter with the units of each variable in their new order."""
-    counts = [len(order) for order in orders]
-    for dim, axis in enumerate(axes):
-        if axis.mixed or axis.numbers is not None:
+        axes = space.coupling.axes.get(name, ())
+        if any(axis.mixed or axis.numbers is not None for axis in axes):
             raise BcnetError(f"channels of {name!r} cannot be put in another order: score cut networks one by one")
-        index = torch.from_numpy(axis.indices(orders, counts)).to(tensor.device)
-        tensor = tensor.index_select(dim, index)
-    return tensor
+        place.copy_(selected(state[name], axes, orders, [len(order) for order in orders]))
+    return net

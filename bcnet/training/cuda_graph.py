@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 
 WARM_UP = 3
 """Steps that run as they are before one is recorded: libraries set themselves up in them."""
@@ -69,7 +69,7 @@ class CudaGraphStep:
             torch.cuda.empty_cache()
             self._give_up("there is too little memory beside")
         except RuntimeError as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            reason = first_line(error)
             try:
                 _clean_up(x.device)
             except RuntimeError:

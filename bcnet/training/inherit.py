@@ -40,7 +40,6 @@ PARTS = 4
 
 
 @checked
-@dataclass(frozen=True)
 class Healing:
     """``steps`` of fine-tuning after the cut, the whole schedule of ``optimisation`` drawn together over them; batch
     norm then takes its statistics from ``calibration`` training batches. ``by`` is what a network is ranked by: the

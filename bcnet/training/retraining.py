@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bcnet.data.source import Data, Source
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.training import checkpoint, distributed
 from bcnet.training.cuda_graph import CudaGraphStep
 from bcnet.training.loop import History, Loop, Progress, out_of_memory
@@ -40,7 +40,6 @@ MOST_TARGETS = 256
 
 
 @checked
-@dataclass(frozen=True)
 class Distillation:
     """Learning from a teacher: ``alpha`` of the loss is the teacher's, at a ``temperature``."""
 
@@ -59,7 +58,6 @@ class Distillation:
 
 
 @checked
-@dataclass(frozen=True)
 class RandomBaseline:
     """The paper's baseline ``random``: ``networks`` of them are trained for ``epochs``, the best one to the end."""
 
@@ -68,7 +66,6 @@ class RandomBaseline:
 
 
 @checked
-@dataclass(frozen=True)
 class Retraining:
     """How a plain network is trained.
 
@@ -284,8 +281,7 @@ class _Retrainer(Loop):
 
     def _give_up_the_fast_step(self, error: RuntimeError) -> None:
         """Its kernels may be made for the first step only, and fail there; gradients that it held are let go."""
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"training goes on by autograd, not by the fused step: {reason:.160}", stacklevel=4)
+        warnings.warn(f"training goes on by autograd, not by the fused step: {first_line(error)}", stacklevel=4)
         self._fast = None
         self.optimizer.zero_grad(set_to_none=True)
 

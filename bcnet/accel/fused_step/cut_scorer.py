@@ -20,6 +20,7 @@ from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Unsupported
 from bcnet.accel.fused_step.proof import why_no_kernels
 from bcnet.data.source import Batch
+from bcnet.errors import first_line
 from bcnet.space.importance import Keep
 from bcnet.space.network import NetworkSpace
 from bcnet.space.resize import sliced
@@ -94,5 +95,5 @@ def open_cut_scorer(
         except (Unsupported, RuntimeError) as error:
             if isinstance(error, RuntimeError) and out_of_memory(error):
                 torch.cuda.empty_cache()
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            reason = first_line(error)
     return CutScorer(*given, **settings), f"plain, not fused: {reason}"

@@ -19,7 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from bcnet.accel.fused_step.choose import why_not_plain
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Norm, Unsupported
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.space.network import trace
 from bcnet.space.rewrite import put
 from bcnet.supernet.supernet import Supernet
@@ -102,7 +102,7 @@ def plain_step(network: nn.Module, x: Tensor, loss: Loss) -> tuple[PlainStep | N
         try:
             return PlainStep(network, x, loss), "fused"
         except (Unsupported, BcnetError, RuntimeError) as error:  # a kernel that does not compile here, too
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+            reason = first_line(error)
     return None, f"plain, not fused: {reason}"
 
 

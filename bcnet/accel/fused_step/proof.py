@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bcnet.accel.fused_step.engine import FusedEngine
+from bcnet.errors import first_line
 from bcnet.space.network import trace
 from bcnet.supernet.supernet import Supernet
+from bcnet.utils.random_state import kept_random_state
 
 SLACK = 2.0, 0.05
 """How far a gradient may be from float32's: so many times as far as autocast's, and a little more."""
@@ -53,12 +55,12 @@ def why_no_kernels(device: torch.device) -> str:
     try:
         return why_wrong(device)
     except Exception as error:  # a compiler's errors are of many kinds, and none should end a run
-        return f"its kernels do not run here: {(str(error).splitlines() or [type(error).__name__])[0][:120]}"
+        return f"its kernels do not run here: {first_line(error):.120}"
 
 
 def why_wrong(device: torch.device, kernels: ModuleType | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
     """Half a sentence that names a weight whose gradient is wrong on ``device``, or nothing."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with kept_random_state():
         torch.manual_seed(0)
         network = _Example().train()
         x, y = torch.randn(IMAGES, 3, SIZE, SIZE), torch.randint(CLASSES, (IMAGES,))

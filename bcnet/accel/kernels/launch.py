@@ -13,6 +13,8 @@ import torch
 import triton
 from triton.errors import TritonError
 
+from bcnet.errors import first_line
+
 DIRECT = triton.__version__.startswith("3.6.") and not triton.knobs.runtime.interpret
 """Whether this Triton's launcher is known; others are called the ordinary way, which is slower."""
 
@@ -52,8 +54,8 @@ class Kernel:
         try:
             return self._function[grid](*arguments, **options)
         except TritonError as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise RuntimeError(f"the kernel {self._function.__name__} does not compile here: {why:.120}") from error
+            name, why = self._function.__name__, first_line(error)
+            raise RuntimeError(f"the kernel {name} does not compile here: {why:.120}") from error
 
 
 def _binary(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
