@@ -18,7 +18,7 @@ from bcnet.errors import BcnetError, first_line
 from bcnet.space.export import Arguments, cause, export, tensors_in
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
-from bcnet.space.tidy import free_groups, inline, keep_saved, lift_numbers, spell_out
+from bcnet.space.tidy import free_groups, inline, keep_saved, lift_numbers, mix_kernels, spell_out
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -100,6 +100,7 @@ def capture(
     spell_out(program.graph)
     keep_saved(program.graph)
     free_groups(program.graph)
+    mix_kernels(program.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {name: program.constants[target].detach() for name, target in lifted.items()}
