@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import traceback
@@ -13,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch._dynamo.config
 from torch import Tensor, fx, nn
 from torch._subclasses import fake_impls, fake_tensor
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -23,7 +25,8 @@ from bcnet.errors import first_line
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-_ACTIVATIONS = ("relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu", "mish")
+_ACTIVATIONS = ["relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu", "mish", "neg"]
+_FRACTIONS = ["sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt"]  # of whole numbers too
 
 
 def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
@@ -66,20 +69,25 @@ def _quietly() -> Iterator[None]:
 @contextlib.contextmanager
 def _quickly() -> Iterator[None]:
     """Without a stack trace for every operator, a second record of every shape, and code for every stage of the graph;
-    the shapes of activations and batch norms at hand instead of worked out by taking them apart. Attention layers are
-    taken apart instead of being one operator of torch's fast path."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    the shapes of activations and batch norms at hand instead of worked out by taking them apart, which is quicker than
+    torch's memory of earlier calls; no search for garbage in between. Attention layers are taken apart instead of being
+    one operator of torch's fast path."""
+    fast, collects = torch.backends.mha.get_fastpath_enabled(), gc.isenabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    gc.disable()
     try:
         with (
             patch.object(fx.config, "do_not_emit_stack_traces", True),
             patch.object(proxy_tensor, "_extract_tensor_metadata", lambda _: None),
             patch.dict(fake_impls.get_fast_op_impls(), _SHAPES),
+            torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
             _use_lazy_graph_module(True),
         ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+        if collects:
+            gc.enable()
 
 
 def _alike(mode: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -111,7 +119,7 @@ def _normed(mode: Any, x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _shapes() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     found: dict[Any, Callable[..., Any]] = {aten._native_batch_norm_legit_no_training.default: _normed}
-    for names, shape in ((_ACTIVATIONS, _alike), (("sigmoid", "tanh"), _fractions)):
+    for names, shape in ((_ACTIVATIONS, _alike), (_FRACTIONS, _fractions)):
         for name in names:
             found |= {getattr(aten, name).default: shape, getattr(aten, f"{name}_").default: _itself}
     return found
