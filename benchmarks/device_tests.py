@@ -31,13 +31,15 @@ WHERE = (
     "accel/test_enumeration_kernels.py",
     "accel/test_shared_convolution.py::test_sums_statistics_and_results",
 )
-PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "-q")
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "--noconftest", "-q")
+PATH = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATH}
 
 
 def collect(chosen: str) -> list[str]:
     """The tests by their names for pytest, those whose names hold ``chosen``."""
     command = [*PYTEST, "--collect-only", *(str(TESTS / one) for one in WHERE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=TESTS.parent)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=TESTS.parent, env=ENVIRONMENT)
     found = [line for line in done.stdout.splitlines() if "::" in line and chosen in line]
     if not found:
         raise SystemExit(f"pytest found no tests: {(done.stdout + done.stderr)[-500:]}")
@@ -49,7 +51,7 @@ def run(test: str, device: str, end: float) -> dict[str, Any]:
     begun = time.monotonic()
     if end - begun < 1:
         return {"test": test, "outcome": "not reached", "seconds": 0.0}
-    environment = {**os.environ, "BCNET_DEVICE": device}
+    environment = {**ENVIRONMENT, "BCNET_DEVICE": device}
     process = subprocess.Popen(
         [*PYTEST, "--tb=short", test], env=environment, cwd=TESTS.parent, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
