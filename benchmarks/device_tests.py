@@ -1,6 +1,6 @@
 """Runs the tests of all Triton kernels on a GPU, many at once, and writes what came of each.
 
-    python benchmarks/device_tests.py --out docs/results/device-tests.json [--processes 14] [--seconds 90] [--device cpu]
+    python benchmarks/device_tests.py --out docs/results/device-tests.json [--processes 14] [--seconds 90]
 
 A test spends most of its time compiling kernels, on one core; so every test has a process of its own. The file is
 written after each of them, and names those that there was no time for. The same tests run in Triton's interpreter

@@ -79,7 +79,7 @@ def _note(device: torch.device) -> Path | None:
 
     rooms = (Path(__file__).parent, Path(__file__).parents[1] / "kernels")
     sources = [path.read_bytes() for room in rooms for path in sorted(room.glob("*.py"))]
-    driver = torch._C._cuda_getDriverVersion()
+    driver = getattr(torch._C, "_cuda_getDriverVersion", int)()
     where = torch.cuda.get_device_name(device), driver, torch.__version__, torch.version.cuda, triton.__version__
     digest = hashlib.sha256(b"".join([repr(where).encode(), *sources])).hexdigest()
     return Path(triton.knobs.cache.dir) / f"bcnet-proven-{digest[:32]}"

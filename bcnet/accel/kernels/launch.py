@@ -23,7 +23,8 @@ from triton.errors import TritonError
 
 from bcnet.errors import first_line
 
-DIRECT = triton.__version__.startswith("3.6.") and not triton.knobs.runtime.interpret
+INTERPRETED = triton.knobs.runtime.interpret
+DIRECT = triton.__version__.startswith("3.6.") and not INTERPRETED
 """Whether this Triton's launcher is known; others are called the ordinary way, which is slower."""
 
 
