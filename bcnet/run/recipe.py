@@ -131,8 +131,6 @@ class Recipe(BaseModel):
         if content.get("start") == "scratch":
             defaults |= _SCRATCH
             content = {**{key: value for key, value in _SCRATCH.items() if key not in content}, **content}
-        if isinstance(content.get("search"), Mapping):
-            content["search"] = {_RENAMED.get(key, key): value for key, value in content["search"].items()}
         for key in GROUPS:
             if defaults[key] is not None and isinstance(content.get(key), Mapping):
                 content[key] = {**asdict(defaults[key]), **content[key]}
@@ -283,9 +281,6 @@ _SCRATCH: dict[str, Any] = {
     "race": None,
 }
 """The defaults that differ where networks are trained from scratch."""
-
-_RENAMED = {"climbers": "hill_climbs", "effective": "prior_spread"}
-"""Keys of ``search`` as older recipes and run folders name them."""
 
 GROUPS: dict[str, Any] = {
     key: kind

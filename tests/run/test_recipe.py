@@ -85,11 +85,6 @@ def test_a_group_that_is_given_in_part_keeps_the_recipes_other_defaults() -> Non
     assert fine_tuned == Optimisation(epochs=7, lr=0.05, warmup=0.5, weight_decay=5e-4, head=64)
 
 
-def test_older_recipes_are_read() -> None:
-    old = Recipe.parse({"model": "digits_cnn", "data": "digits", "search": {"climbers": 3, "effective": 1.5}})
-    assert (old.search.hill_climbs, old.search.prior_spread) == (3, 1.5)
-
-
 def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:
     assert Recipe.from_yaml("model: a\ndata: b\nsupernet: {lr: 1e-3}").supernet.lr == 1e-3
 
