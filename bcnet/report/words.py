@@ -9,6 +9,7 @@ from typing import Protocol
 from bcnet.report.data import Figures, ReportData
 from bcnet.search.constraints import format_cost
 
+cost = format_cost
 COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
 CRITERIA = {
     "l1": "L1 norms",
@@ -84,10 +85,6 @@ def share(part: float, whole: float) -> str:
     """A ratio in percent, with a digit more where it is small."""
     ratio = 100 * part / whole
     return f"{ratio:.0f}%" if ratio >= 9.95 else f"{ratio:.1f}%"
-
-
-def cost(name: str, value: float) -> str:
-    return format_cost(name, value)
 
 
 def milliseconds(value: float | None) -> str:
