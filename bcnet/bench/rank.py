@@ -276,7 +276,7 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
     found["effects"] = _effects(100 * readings["accuracy"], truth, table.space.variables, widths)
     found["additive"] = correlations(added(found["effects"], widths), truth)
     found["log_width"] = by_log_width(readings["accuracy"], table, rows)
-    found["law_by_loss"] = by_log_width(readings["loss"], table, rows)
+    found["log_width_by_loss"] = by_log_width(readings["loss"], table, rows)
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 
