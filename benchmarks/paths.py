@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 
 import numpy as np
@@ -188,6 +190,15 @@ class Class:
             rise, fall = (done + 1) / max(1, steps // 10), (steps - done) / steps
             self.teach(paths, lesson, lr * min(1.0, rise) * fall)
         self._join(paths)
+
+    @contextmanager
+    def settled(self, paths: Sequence[Path], lr: float, steps: int) -> Iterator[None]:
+        """For a while, ``paths`` after some steps more in which their rate falls to zero; then as they were."""
+        with Restored([t for path in paths for t in (*path.whole.values(), *path.sgd.buffers, path.total)]):
+            for done, lesson in enumerate(self.lessons.first(steps)):
+                self.teach(paths, lesson, lr * (1 + math.cos(math.pi * done / steps)) / 2)
+            self._join(paths)
+            yield
 
     def _join(self, paths: Sequence[Path]) -> None:
         for path in paths:

@@ -33,7 +33,7 @@ from pruners import prune
 from rivals_base import load_base
 from side_by_side import Training
 
-from bcnet.training.race import RaceConfig
+from bcnet.training.race import SETTLING, RaceConfig
 
 BUDGETS = {"mobilenetv2_cifar": ("146M", "44M"), "vgg19_cifar": ("50%", "25%")}
 PUBLISHED = {("mobilenetv2_cifar", "44M"): "mobilenetv2_cifar10", ("vgg19_cifar", "50%"): "vgg19_cifar10"}
@@ -200,6 +200,10 @@ class Tuner:
             together.epoch(paths, epoch)
             if epoch + 1 in RaceConfig().milestones(self.training.epochs):
                 found = {m: path.evaluate(self.images.val) for m, path in zip(group, paths, strict=True)}
+                with together.settled(paths, self.training.rate(epoch + 1), SETTLING):
+                    settled = [path.evaluate(self.images.val) for path in paths]
+                for row, later in zip(found.values(), settled, strict=True):
+                    row["settled"] = later["loss"]
                 rounds.append({"epochs": epoch + 1, **found})
         end = time.perf_counter()
         return {

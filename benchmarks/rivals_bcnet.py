@@ -88,11 +88,14 @@ def rules(constraints: Constraints, cutter: Cutter, images: Images) -> dict[str,
     space, l2 = cutter.space, importance(cutter.space, cutter.model, "l2")
     some = [(x[:256].cpu().float(), y[:256].cpu()) for x, y in images.val[:1]]
     by_taylor = taylor(space, cutter.model, some, cross_entropy)
+    lamp = importance(space, cutter.model, "lamp")
     return {
         "uniform": constraints.uniform(),
         "isomorphic": allot(constraints, l2, "isomorphic", kinds(space)),
         "global": allot(constraints, l2),
         "taylor-isomorphic": allot(constraints, by_taylor, "isomorphic", kinds(space)),
+        "lamp-isomorphic": allot(constraints, lamp, "isomorphic", kinds(space)),
+        "lamp": allot(constraints, lamp),
     }
 
 
@@ -126,7 +129,7 @@ def propose(args: argparse.Namespace, images: Images) -> tuple[dict[str, Any], d
     scorer = Scorer(args, images, cutter, 3000 + args.seed)
     rng = np.random.default_rng([args.seed, 30])
     rows = constraints.fill(space.floor(np.stack(list(known.values()))), rng)
-    others = strategies.near(constraints, rows, args.population - len(rows), rng)
+    others = strategies.near(constraints, rows, max(0, args.population - len(rows)), rng)
     first = np.concatenate([rows, others])
     chosen: dict[str, Widths] = {}
     if args.by == "neighbours":
@@ -146,6 +149,9 @@ def propose(args: argparse.Namespace, images: Images) -> tuple[dict[str, Any], d
     order = np.argsort(-(second + np.array([score for _, score in trials[:TOP]])), kind="stable")
     short = "near" if args.by == "neighbours" else "best"
     chosen |= {f"{short}-{i + 1}": top[number] for i, number in enumerate(order[: TOP // 2])}
+    if args.by == "neighbours":
+        distinct = np.array(list(dict.fromkeys(tuple(widths.tolist()) for widths, _ in trials))[: strategies.MEANT])
+        chosen |= {"mean": strategies.mean_of(constraints, distinct)[0], "lamp": rows[list(known).index("lamp")]}
     seconds = time.perf_counter() - start
     entries = {
         f"bcnet-{name}": {"widths": widths.tolist(), "seconds": seconds, "flops": cutter.flops(widths)}

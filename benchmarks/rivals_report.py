@@ -53,7 +53,7 @@ def merged(rows: Sequence[dict[str, Any]]) -> Results:
 
 def raced(results: Results, ours: str) -> dict[int, dict[str, Any]]:
     """For each seed the row of the network that wins the race among all whose names begin with ``ours``: by held-out
-    loss after each round the better half goes on, after the last round one alone."""
+    loss after each round (settled, where that was measured) the better half goes on, after the last round one alone."""
     finalists = [method for method in results if method.startswith(f"{ours}-")]
     found = {}
     for seed in sorted({seed for method in finalists for seed in results[method]}):
@@ -61,7 +61,7 @@ def raced(results: Results, ours: str) -> dict[int, dict[str, Any]]:
         rounds = len(alive[0]["rounds"])
         for number in range(rounds):
             left = RaceConfig().survivors(len(alive), last=number == rounds - 1)
-            alive = sorted(alive, key=lambda row: row["rounds"][number]["loss"])[:left]
+            alive = sorted(alive, key=lambda row: _told(row["rounds"][number]))[:left]
         found[seed] = alive[0]
     return found
 
@@ -97,18 +97,28 @@ def noise(results: Results) -> str:
     """How held-out losses differ over seeds, and between methods that have as many seeds, after each round and at the
     end: a race can only tell methods apart where the second is the larger."""
     most = max(map(len, results.values()))
-    rows = [[_losses(one) for one in some.values()] for some in results.values() if len(some) == most > 1]
-    if len(rows) < 2:
+    some = [list(rows.values()) for rows in results.values() if len(rows) == most > 1]
+    if len(some) < 2:
         return "Too few seeds to tell noise."
-    losses = np.array(rows)  # (methods, seeds, rounds + 1)
-    over, between = np.sqrt(losses.var(1, ddof=1).mean(0)), losses.mean(1).std(0)
-    epochs = [one["epochs"] for one in next(iter(next(iter(results.values())).values()))["rounds"]]
-    parts = [f"{a:.3f} and {b:.3f} after {e}" for a, b, e in zip(over, between, [*epochs, "all epochs"], strict=True)]
+    ways = {"loss": "as they are", "settled": "settled"} if "settled" in some[0][0]["rounds"][0] else {"loss": ""}
+    parts = []
+    for number, one in enumerate(some[0][0]["rounds"]):
+        for key, said in ways.items():
+            found = _deviations([[row["rounds"][number][key] for row in rows] for rows in some])
+            parts.append(f"{found} after {one['epochs']} {said}".rstrip())
+    parts.append(f"{_deviations([[r['val']['loss'] for r in rows] for rows in some])} after all epochs")
     return f"Held-out losses deviate over seeds and between methods by {', '.join(parts)}."
 
 
-def _losses(row: dict[str, Any]) -> list[float]:
-    return [*(one["loss"] for one in row["rounds"]), row["val"]["loss"]]
+def _deviations(losses: list[list[float]]) -> str:
+    """Over seeds and between methods, of losses (methods, seeds)."""
+    values = np.array(losses)
+    return f"{np.sqrt(values.var(1, ddof=1).mean()):.3f} and {values.mean(1).std():.3f}"
+
+
+def _told(measured: dict[str, Any]) -> float:
+    """The loss that a race goes by."""
+    return float(measured.get("settled", measured["loss"]))
 
 
 def page(rows: Sequence[dict[str, Any]], ours: str, base: dict[str, Any] | None) -> list[str]:

@@ -8,11 +8,13 @@ more than the held-out images leave to chance: all see the same ones, so their d
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
@@ -20,25 +22,26 @@ from torch import Tensor, nn
 
 from bcnet.data.source import Batch, Data, Source
 from bcnet.training.loop import History, Loop, Progress
-from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training
+from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training, retrain
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, checked
 
 CLEAR = 2.0
 """Standard errors of a paired difference from which on a finalist is worse by more than chance."""
+SETTLING = 30
+"""Steps in which the rate falls to zero before a finalist is measured."""
 PARTS = 40
 """Of the held-out images, at least, whose losses finalists are compared by."""
 
 
 @checked
 class RaceConfig:
-    """``finalists`` begin; after each of ``rounds`` the better half goes on, after the last one alone, and with them
-    those that are worse by no more than chance, as many again at the most. The rounds take ``epochs`` of the training
-    (half of it where left out), each twice as long as the one before."""
+    """After the last round one goes on alone. Of those too close to call, at most as many as the better half go on with
+    it. Every round is twice as long as the one before."""
 
-    finalists: Count = 6
-    rounds: Count = 3
-    epochs: Count | None = None
+    finalists: Annotated[Count, "configurations that begin the race"] = 6
+    rounds: Annotated[Count, "after each, the better half goes on, and who is too close to call"] = 3
+    epochs: Annotated[Count | None, "that the rounds take together; left out: half of the training"] = None
 
     def milestones(self, epochs: int) -> list[int]:
         """The epochs, rising, at whose ends the rounds of a training of ``epochs`` end; none after its last epoch."""
@@ -170,9 +173,33 @@ class Racing:
         network, curve = entry.build(), list[dict[str, Any]]()
         training = self._training(entry, network, folder)
         training.run(self._watched(entry.name, training, curve, progress), epochs)
-        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(network), "curve": curve}
+        settled = self._settled(network, epochs * training.per_epoch, training.per_epoch)
+        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(settled), "curve": curve}
         results.keep(key, result)
         return result
+
+    def _settled(self, network: nn.Module, step: int, per_epoch: int) -> nn.Module:
+        """A copy of ``network`` after some steps more, in which its rate falls from that of ``step`` to zero; after the
+        last step the network itself.
+
+        In the middle of a training the losses of one network differ more from seed to seed than those of different
+        networks do; once the rate has fallen they do not (docs/results/race-noise.md).
+        """
+        given = self.config.optimisation
+        if step >= given.epochs * per_epoch:
+            return network
+        rate = given.rate(step, per_epoch)
+        short = replace(given, epochs=1, lr=rate, warmup=0.0, schedule="cosine", final_lr=0.0, ema=0.0)
+        twin = copy.deepcopy(network)
+        retrain(
+            twin,
+            _First(self.data.train, SETTLING),
+            replace(self.config, optimisation=short),
+            self.task,
+            teacher=self.teacher,
+            fast=self.fast,
+        )
+        return twin
 
     def _finish(self, entry: Finalist, folder: Path, progress: Callable[[str, Progress], None] | None) -> Winner:
         network, curve = entry.build(), list[dict[str, Any]]()
@@ -205,6 +232,20 @@ class Racing:
         return open_training(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first ``count`` batches of ``source``, or all where there are fewer."""
+
+    source: Source
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.source))
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
+        return itertools.islice(self.source.batches(epoch, start, device), len(self) - start)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from bcnet.run.session import Run
 from bcnet.search import LogWidthModel
 from bcnet.search.criteria import allot, find_allotment
 from bcnet.search.store import TrialStore
+from bcnet.search.strategies.neighbours import MEANT, mean_of
 from bcnet.space.importance import kinds
 from bcnet.space.widths import Widths
 
@@ -43,25 +44,33 @@ def configuration(run: Run, name: str) -> list[int]:
 def rules_of_thumb(run: Run) -> dict[str, list[int]]:
     """What one would take without a search, by name. Balanced widths are not among them: inherited, they were five
     points below uniform ones (docs/results/rivals.md)."""
-    criterion = run.recipe.keep if run.recipe.keep != "random" else "l2"
-    names = dict.fromkeys(["uniform", f"{criterion}-isomorphic", "taylor-global", f"{criterion}-global"])
+    criterion = _criterion(run)
+    scoped = [f"{criterion}-isomorphic", "taylor-global", f"{criterion}-global", "lamp-isomorphic", "lamp-global"]
+    names = dict.fromkeys(["uniform", *scoped])
     return {name: configuration(run, name) for name in names}
 
 
 def finalists(run: Run) -> dict[str, list[int]]:
-    """The configurations that race, by name: the search's choice, its best single score, uniform and isomorphic widths,
-    the next best scores, and the other rules of thumb."""
+    """The configurations that race, by name: the search's choice, its best single score, uniform widths, the mean of
+    the best scores, isomorphic widths, the next best scores, and the other rules of thumb."""
     with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
         trials = [trial for trial in store.trials() if trial.feasible and trial.score is not None]
     trials = [trial for trial in trials if bool(run.held.feasible(np.array([trial.widths]))[0])]
-    scored = [list(trial.widths) for trial in sorted(trials, key=lambda t: -(t.score or 0.0))[: 1 + NEXT_BEST]]
-    rules = rules_of_thumb(run)
-    proposed = {"search": list(run.read("search")["best"]["widths"])}
-    named = {"best-score" if n == 1 else f"score-{n}": widths for n, widths in enumerate(scored, 1)}
-    proposed |= {**dict(list(named.items())[:1]), **dict(list(rules.items())[:2]), **named, **rules}
+    scored = [list(trial.widths) for trial in sorted(trials, key=lambda t: -(t.score or 0.0))[:MEANT]]
+    named = {"best-score" if n == 1 else f"score-{n}": widths for n, widths in enumerate(scored[: 1 + NEXT_BEST], 1)}
+    if scored:
+        named["mean-of-best"] = mean_of(run.held, np.array(scored))[0].tolist()
+    proposed = {"search": list(run.read("search")["best"]["widths"])} | named | rules_of_thumb(run)
+    first = ["search", "best-score", "uniform", "mean-of-best", f"{_criterion(run)}-isomorphic"]
+    proposed = {name: proposed[name] for name in [*first, *proposed] if name in proposed}
     different: dict[tuple[int, ...], str] = {}
     for name, widths in proposed.items():
         different.setdefault(tuple(widths), name)
     race = run.recipe.race
     most = 1 if race is None else race.finalists
     return {name: list(widths) for widths, name in list(different.items())[:most]}
+
+
+def _criterion(run: Run) -> str:
+    """By which widths are allotted: as channels are kept, but never at random."""
+    return run.recipe.keep if run.recipe.keep != "random" else "l2"
