@@ -14,7 +14,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch._dynamo.config
 from torch import Tensor, fx, nn
 from torch._subclasses import fake_impls, fake_tensor
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -87,9 +86,8 @@ def _quietly() -> Iterator[None]:
 @contextlib.contextmanager
 def _quickly() -> Iterator[None]:
     """Without a stack trace for every operator, a second record of every shape, and code for every stage of the graph;
-    the shapes of activations and batch norms at hand instead of worked out by taking them apart, which is quicker than
-    torch's memory of earlier calls; no search for garbage in between. Attention layers are taken apart instead of being
-    one operator of torch's fast path."""
+    the shapes of activations and batch norms at hand instead of worked out by taking them apart; no search for garbage
+    in between. Attention layers are taken apart instead of being one operator of torch's fast path."""
     fast, collects = torch.backends.mha.get_fastpath_enabled(), gc.isenabled()
     torch.backends.mha.set_fastpath_enabled(False)
     gc.disable()
@@ -98,7 +96,6 @@ def _quickly() -> Iterator[None]:
             patch.object(fx.config, "do_not_emit_stack_traces", True),
             patch.object(proxy_tensor, "_extract_tensor_metadata", lambda _: None),
             patch.dict(fake_impls.get_fast_op_impls(), _SHAPES),
-            torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
             _use_lazy_graph_module(True),
         ):
             yield

@@ -65,6 +65,8 @@ def trace(
     if unused:  # a layer for training only; what cannot be captured there stays as it is
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
+            kept = state_of(model, training.plain)  # what evaluation makes anew is no state there
+            training = training.with_constants({name: tensor for name, tensor in kept.items() if name not in state})
     coupling = couple(graph, state, ignore, training, _kernels(model), partial(beyond_quadratic, graph, state))
     varying = {name for name, axes in coupling.axes.items() if any(axis.variables or axis.numbers for axis in axes)}
     constants = {name: state[name] for name in (*graph.plain, *graph.numbers) if name not in varying}
@@ -75,12 +77,13 @@ def trace(
         space.learn_training(training)
     if check:
         self_check(space)
-    unlearned = sorted(graph.unlearned & {name for name, p in state.items() if isinstance(p, nn.Parameter)})
+    learnable = {name for name, p in state.items() if isinstance(p, nn.Parameter)}
+    unlearned = sorted(graph.unlearned & learnable)
     if unlearned and used_in_training(model, example, unlearned):
         warnings.warn(
             f"{type(model).__name__} has gradients of its own (a torch.autograd.Function, or another forward in "
-            f"training) that its graph has not: a supernet does not train {unlearned[0]}; write that part with plain "
-            "operators",
+            f"training) that its graph has not: a supernet does not train {len(unlearned)} of its {len(learnable)} "
+            f"parameters, such as {unlearned[0]}; write that part with plain operators",
             stacklevel=2,
         )
     return space

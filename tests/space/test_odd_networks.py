@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -220,18 +221,95 @@ def test_what_cannot_be_exported_is_named() -> None:
 
 
 class Merges(Tiny):
-    """Makes the weights of one layer of another's, behind autograd's back."""
+    """Makes the weights of a layer anew in evaluation, behind autograd's back."""
 
     def body(self, x: Tensor) -> Tensor:
-        self.stem[0].weight.data = self.stem[0].weight.data * 2
+        if not self.training:
+            self.stem[0].weight.data = self.stem[0].weight.data * 2
         return x * self.stem[0].weight.data.sum()
 
 
-def test_weights_through_data_are_named() -> None:
+class InTraining(nn.Module):
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network.train()(x)
+
+
+def test_contents_given_to_a_tensor_are_named_and_the_advice_works() -> None:
     with pytest.raises(
-        BcnetError, match=r"Merges: its forward reads or writes tensors through \.data, which has no graph"
+        BcnetError, match=r"Merges: its forward gives a tensor other contents \(test_odd.*calls its train"
     ):
         trace(Merges().double(), X)
+    assert [v.name for v in trace(InTraining(Merges().double()), X).variables] == ["network.stem.0"]
+
+
+class Anchored(Tiny):
+    """Has a layer for training only, and numbers that evaluation makes anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside, self.anchors = nn.Conv2d(12, 12, 1), torch.ones(3, dtype=torch.float64)
+
+    def body(self, x: Tensor) -> Tensor:
+        if self.training:
+            return x + self.aside(x) * self.anchors.mean()
+        self.anchors = torch.full((3,), 2.0, dtype=x.dtype)
+        return x * self.anchors.mean()
+
+
+def test_what_evaluation_makes_anew_is_a_constant_of_training() -> None:
+    assert [v.layers for v in trace(Anchored().double(), X).variables] == [("stem.0", "stem.1", "head", "aside")]
+
+
+class Found:
+    def __init__(self, points: Tensor):
+        self.points = points
+
+
+class Finds(Tiny):
+    def forward(self, x: Tensor) -> list[Found]:
+        return [Found(super().forward(x))]
+
+
+def test_outputs_of_unknown_kinds_are_named_and_the_advice_works() -> None:
+    with pytest.raises(BcnetError, match=r"its output holds test_odd_networks.Found, which is no tensor; pick tensors"):
+        trace(Finds().double(), X)
+    assert len(trace(Finds().double(), X, output=lambda y: y[0].points)) == 1
+
+
+class ByHand(torch.autograd.Function):
+    """Runs a layer with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module, *weights: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = layer(x)
+        ctx.weights = weights
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None, *(torch.ones_like(w) for w in ctx.weights)
+
+
+class Reversible(Tiny):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(12, 12, 1, bias=False)
+
+    def body(self, x: Tensor) -> Tensor:
+        y = ByHand.apply(x, self.inner, *self.inner.parameters())
+        x.data.set_()
+        return y
+
+
+def test_gradients_written_by_hand_are_said_to_be_lost_in_a_supernet() -> None:
+    with pytest.warns(UserWarning, match="a supernet does not train . of its . parameters, such as"):
+        space = trace(Reversible().double(), X)
+    assert [v.name for v in space.variables] == ["stem.0", "inner"]
 
 
 def test_the_share_of_flops_that_can_be_reduced() -> None:
