@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rival_supernets import MetaSupernet, Spending, train_meta
+from tas_spending import Spending
 from torch import nn
 
 from bcnet.data import LoadOptions, load_data
@@ -28,6 +28,7 @@ from bcnet.search import Constraints, SearchConfig, search
 from bcnet.search.criteria import allot
 from bcnet.space.importance import importance
 from bcnet.space.widths import Widths
+from bcnet.supernet.meta import MetaSupernet, train_meta
 from bcnet.supernet.paths import METHODS
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet

@@ -13,13 +13,14 @@ import toy
 
 from bcnet.data.source import Data
 from bcnet.space.cost import QuadraticCost
+from bcnet.supernet.meta import MetaSupernet, train_meta
 from bcnet.supernet.paths import METHODS
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.tas import WidthDistribution, train_tas
 
 FOLDER = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, FOLDER)
-from rival_supernets import MetaSupernet, Spending, train_meta  # noqa: E402
+from tas_spending import Spending  # noqa: E402
 
 sys.path.remove(FOLDER)
 
