@@ -7,6 +7,7 @@ number of processes, nor where an epoch is taken up again changes it.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -113,7 +114,7 @@ class FolderSource:
         loader: DataLoader[Any] = DataLoader(
             _Images(self.data.folder, options, self.data.seed),
             batch_sampler=self._keys(epoch, start),
-            num_workers=options.workers,
+            num_workers=min(options.workers, os.cpu_count() or 1),  # more of them only wait
             collate_fn=_collate,
             pin_memory=target.type == "cuda",
             # Its own generator: without one, a loader takes a number from the global state of training.
