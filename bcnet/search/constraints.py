@@ -163,8 +163,8 @@ class Constraints:
         return share
 
     def fill(self, widths: Widths, rng: np.random.Generator, enough: float = math.inf) -> Widths:
-        """Feasible widths (n, L), each raised one candidate of a random variable at a time until nothing more fits, or until
-        it uses ``enough`` of a budget.
+        """Feasible widths (n, L), each raised one candidate of a random variable at a time until nothing more fits, or
+        until it uses ``enough`` of a budget.
 
         Costs rise with every width, so a variable that does not fit once never will; bounded by the candidates.
         """
