@@ -127,7 +127,7 @@ def facts(cutter: Fast, widths: Widths) -> dict[str, Any]:
 
 def search(args: argparse.Namespace) -> None:
     """bcnet's finalists: neighbours of what rules give, scored after some steps of healing, in multiples of 16."""
-    from rivals_bcnet import Scorer, near, neighbours, rules
+    from rivals_bcnet import Scorer, neighbours, rules, strategies
 
     start = time.perf_counter()
     images, cutter = opened(args)
@@ -138,8 +138,8 @@ def search(args: argparse.Namespace) -> None:
     floored = np.maximum(space.floor(np.maximum(np.stack(list(known.values())), space.min)), space.min)
     rows = constraints.fill(floored, rng)
     scorer = Scorer(args, images, cutter, 3000 + args.seed)
-    first = np.concatenate([rows, near(constraints, cutter, list(rows), args.population - len(rows), rng)])
-    trials = neighbours(args, constraints, cutter, np.unique(first, axis=0), scorer)
+    first = np.concatenate([rows, strategies.near(constraints, rows, args.population - len(rows), rng)])
+    trials = neighbours(args, constraints, np.unique(first, axis=0), scorer)
     top = np.array([widths for widths, _ in trials[: 2 * FINALISTS]])
     scorer.learn_from(3001 + args.seed)
     again = scorer.score_many(top) + np.array([score for _, score in trials[: len(top)]])

@@ -176,8 +176,8 @@ def _extra(package: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == package:
             raise BcnetError(f'{package} is not installed: pip install "bcnet[{package}]"') from None
         raise BcnetError(
-            f"{package} is installed but cannot be imported, perhaps because it was made for another torch: "
-            f"{_cause(error)}"
+            f"{package} is installed but cannot be imported ({_cause(error)}): if it, or torchvision, was made for "
+            f"another torch, install it anew from where torch {torch.__version__} came from"
         ) from error
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 from bcnet.report.data import Figures, ReportData
 from bcnet.search.constraints import format_cost
 
+cost = format_cost
 COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
 CRITERIA = {
     "l1": "L1 norms",
@@ -40,12 +42,29 @@ def images(scored_on: str) -> str:
     return {"test": "test images", "val": "validation images", "val/": "images of val/"}.get(scored_on, scored_on)
 
 
-def score(data: ReportData, value: float) -> str:
+class Metric(Protocol):
+    """How scores are shown: shares in percent, else with a unit; those of which lower is better are negated."""
+
+    @property
+    def metric(self) -> str: ...
+    @property
+    def percent(self) -> bool: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def higher_is_better(self) -> bool: ...
+
+
+def shown(data: Metric, value: float) -> float:
+    """A score as people read it."""
+    return (100.0 if data.percent else 1.0) * (value if data.higher_is_better else -value)
+
+
+def score(data: Metric, value: float | None) -> str:
     """``97.35%`` of a share, else four digits and the unit; a dash for what was not measured."""
-    if math.isnan(value):
+    if value is None or math.isnan(value):
         return "–"
-    shown = value if data.higher_is_better else -value
-    return f"{100 * shown:.2f}%" if data.percent else f"{shown:.4g}{_unit(data)}"
+    return f"{shown(data, value):.2f}%" if data.percent else f"{shown(data, value):.4g}{_unit(data)}"
 
 
 def gap(data: ReportData, value: float) -> str:
@@ -53,7 +72,7 @@ def gap(data: ReportData, value: float) -> str:
     return f"{abs(100 * value):.2f}\N{NO-BREAK SPACE}points" if data.percent else f"{abs(value):.3g}{_unit(data)}"
 
 
-def _unit(data: ReportData) -> str:
+def _unit(data: Metric) -> str:
     return f"\N{NO-BREAK SPACE}{data.unit}" if data.unit else ""
 
 
@@ -66,10 +85,6 @@ def share(part: float, whole: float) -> str:
     """A ratio in percent, with a digit more where it is small."""
     ratio = 100 * part / whole
     return f"{ratio:.0f}%" if ratio >= 9.95 else f"{ratio:.1f}%"
-
-
-def cost(name: str, value: float) -> str:
-    return format_cost(name, value)
 
 
 def milliseconds(value: float | None) -> str:

@@ -98,14 +98,16 @@ def _measured(run: Run) -> _Pace:
     full = run.fresh(run.full)
     rate = Optimisation(epochs=r.retrain.epochs, lr=1e-4, bf16=r.retrain.bf16)
     batch = next(iter(run.data.train.batches(0, 0, run.device)))[0]
+    start = time.perf_counter()
     seen = next(iter(run.data.val.batches(0, 0, run.device)))[0]
+    loaded = time.perf_counter() - start
     taught = r.distillation is not None
     return _Pace(
         full=_training_step(run, full, rate),
         slim=_training_step(run, slim, rate),
         supernet=_supernet_step(run) if r.scorer == "supernet" else 0.0,
         taught=_forward(full, batch, run) if taught else 0.0,
-        look=_forward(slim, seen, run) * len(run.data.val),
+        look=(_forward(slim, seen, run) + loaded) * len(run.data.val),
     )
 
 

@@ -23,6 +23,7 @@ from bcnet.supernet.training import SupernetTraining
 from bcnet.training.loop import Loop, Progress
 from bcnet.training.task import Task
 
+META = "meta"
 HIDDEN = 32
 
 

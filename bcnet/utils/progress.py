@@ -24,6 +24,8 @@ READ_EVERY = 0.5
 LINE_EVERY, LINE_SHARE, LINE_AT_LAST = 5.0, 0.01, 600.0
 """A line is due after so many seconds and so much of the work, or after that many seconds at the latest."""
 OVERALL = "the whole run"
+SURE = 10.0, 0.05
+"""Seconds, and a share of the whole plan, that must have passed before clock and plan are held against each other."""
 POINTS = 2000
 """The most points of one curve in TensorBoard."""
 
@@ -31,7 +33,9 @@ Figures = Mapping[str, float]
 
 
 class Listener:
-    """Hears how work gets on; this one is silent."""
+    """Hears how work gets on; this one is silent. ``at`` is the work it was told of last."""
+
+    at = ""
 
     def expect(self, seconds: Mapping[str, float]) -> None:
         """How long every stage to come will take, by plan."""
@@ -76,7 +80,9 @@ class Lines(Listener):
         if self._stop:
             raise KeyboardInterrupt
         now = time.monotonic()
-        left = self._pace.setdefault(name, Pace(now, done))(now, done, total)
+        if name != self.at:  # it begins, or goes on after other work: the time between is not its own
+            self._pace[name], self.at = Pace(now, done), name
+        left = self._pace[name](now, done, total)
         self._figures[name] = figures or self._figures.get(name, {})
         self._show(name, done, total, _described(self._figures[name]), left)
 
@@ -140,6 +146,7 @@ class Journey:
     def __init__(self, planned: Mapping[str, float], now: float):
         self._planned, self._now, self._since = dict(planned), "", now
         self._done, self._took = 0.0, 0.0
+        self._sure = SURE[0] + SURE[1] * sum(planned.values())
 
     def begin(self, stage: str, now: float) -> None:
         """A stage begins, so the one before it has ended."""
@@ -149,7 +156,7 @@ class Journey:
 
     def left(self, now: float) -> float:
         """Seconds until the end."""
-        stretch = self._took / self._done if self._done and self._took else 1.0
+        stretch = (self._took + self._sure) / (self._done + self._sure)  # short stages say little
         here = max(0.0, stretch * self._planned.get(self._now, 0.0) - (now - self._since))
         return here + stretch * sum(seconds for name, seconds in self._planned.items() if name != self._now)
 
@@ -193,6 +200,7 @@ class TensorBoard(Listener):
 
     def step(self, name: str, done: int, total: int, figures: Figures) -> None:
         self._listener.step(name, done, total, figures)
+        self.at = name
         if not figures:
             return
         if name not in self._writers:
@@ -227,21 +235,24 @@ def training_steps(listener: Listener, name: str) -> Callable[[TrainingStep], No
 
     Of several processes the first tells it for all.
     """
-    last, images = time.monotonic(), 0
+    last, images, begun = time.monotonic(), 0, False
 
     def tell(now: TrainingStep) -> None:
-        nonlocal last, images
+        nonlocal last, images, begun
         rank, processes = _world()
         if rank > 0:
             return
-        images += now.images * processes
+        if begun and listener.at != name:  # it goes on after other work, whose time is not its own
+            last, images = time.monotonic(), -now.images * processes
+        images, begun = images + now.images * processes, True
         figures: dict[str, float] = {}
         if time.monotonic() - last >= READ_EVERY or now.step == now.steps:
             loss = now.loss
             passed = max(time.monotonic() - last, 1e-9)  # with the wait for the device
-            figures = {"loss": loss, "lr": now.rate, "images/s": images / passed}
+            figures = {"loss": loss, "lr": now.rate, **({"images/s": images / passed} if images else {})}
             last, images = time.monotonic(), 0
         listener.step(name, now.step, now.steps, figures)
+        listener.at = name
 
     return tell
 

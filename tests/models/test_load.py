@@ -229,8 +229,8 @@ def test_a_broken_extra_is_not_called_missing(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     assert error_of("timm:resnet18") == (
-        "timm is installed but cannot be imported, perhaps because it was made for another torch: "
-        "ModuleNotFoundError: No module named 'bcnet_test_nowhere'"
+        "timm is installed but cannot be imported (ModuleNotFoundError: No module named 'bcnet_test_nowhere'): if it, "
+        f"or torchvision, was made for another torch, install it anew from where torch {torch.__version__} came from"
     )
 
 

@@ -68,6 +68,21 @@ def test_five_lines(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_batches_too_large_for_the_memory_are_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And batches of the size that the sentence names are not."""
+    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable: 150 kB\nSwapFree: 50 kB\n")
+    monkeypatch.setattr("bcnet.run.memory.MEMINFO", tmp_path / "meminfo")
+    short = {**TINY, "compare": []}
+    with pytest.raises(BcnetError, match=r"a training step at 48 inputs .* 200 KiB are free: take batches of \d+ "):
+        bcnet.slim(classifier(), EXAMPLE, loader(labels(), 48), loader(labels()), recipe=short, progress=False)
+    with pytest.raises(BcnetError) as error:
+        bcnet.slim(classifier(), EXAMPLE, loader(labels(), 48), loader(labels()), recipe=short, progress=False)
+    fits = int(str(error.value).partition("take batches of ")[2].split()[0])
+    assert bcnet.slim(classifier(), EXAMPLE, loader(labels(), fits), loader(labels()), recipe=short, progress=False)
+
+
 def test_regression() -> None:
     targets = images().mean((2, 3))
     task = bcnet.Task(loss=F.mse_loss, score=lambda output, target: -(output - target).square().mean(1))

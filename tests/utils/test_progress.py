@@ -100,15 +100,38 @@ def test_stages_and_notes_are_lines(capsys: Any) -> None:
 
 
 def test_the_whole_run_is_as_far_as_its_stages_say() -> None:
-    journey = Journey({"given": 10.0, "search": 30.0, "race": 20.0}, now=0.0)
+    journey = Journey({"given": 100.0, "search": 300.0, "race": 200.0}, now=0.0)
     journey.begin("given", 0.0)
-    assert journey.left(5.0) == 55.0
-    journey.begin("search", 20.0)  # took twice as long as planned
-    assert journey.left(20.0) == 100.0
-    assert journey.share(20.0) == pytest.approx(20 / 120)
-    assert journey.left(200.0) == 40.0
+    assert journey.left(50.0) == 550.0
+    journey.begin("search", 200.0)  # took twice as long as planned
+    assert 500.0 < journey.left(200.0) < 1000.0
+    assert journey.share(200.0) == pytest.approx(200 / (200 + journey.left(200.0)))
+    assert journey.left(2000.0) == pytest.approx(0.4 * journey.left(200.0))
     assert duration(75) == "75 s"
     assert duration(600) == "10 min"
+
+
+def test_a_short_stage_that_took_longer_says_little_of_the_others() -> None:
+    journey = Journey({"given": 0.1, "search": 200.0}, now=0.0)
+    journey.begin("given", 0.0)
+    journey.begin("search", 15.0)  # not 150 times as long for all that follows
+    assert 200.0 < journey.left(15.0) < 400.0
+
+
+def test_the_time_of_others_is_not_its_own(clock: Clock, capsys: Any) -> None:
+    """Finalists of a race train in turns."""
+    lines = Lines()
+    tells = {name: training_steps(lines, name) for name in ("a", "b")}
+    for number in range(1, 41):
+        for name, tell in tells.items():
+            for _ in range(10 if number in (1, 2) else 0):
+                clock.now += 1.0
+                tell(step(10 * (number - 1) + _ + 1, 400))
+            clock.now += 100.0 if name == "a" else 0.0
+    told = [line for line in capsys.readouterr().err.splitlines() if "images/s" in line]
+    assert len(told) > 4
+    assert all("images/s 64" in line for line in told)
+    assert all("0:0" in line for line in told), told  # under ten minutes
 
 
 def test_counts_without_figures(clock: Clock, capsys: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import torch
 
 from bcnet.errors import BcnetError
+from bcnet.run.memory import check_batch
 from bcnet.run.session import Run, needed_latency
 from bcnet.training.loop import out_of_memory
 
@@ -84,3 +85,4 @@ def _check_output(run: Run) -> None:
             reason = str(error).splitlines()[0][:160]
             raise BcnetError(f"the network does not run on inputs of shape {tuple(x.shape[1:])}: {reason}") from error
         run.task.check(output, y[:2])
+        check_batch(run.source.model, x, training=source is run.data.train)
