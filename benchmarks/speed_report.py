@@ -52,13 +52,13 @@ With 4 GiB allowed, batches of 4,096 images ([the row `memory`](speed-rows.json)
 
 {memory}
 """
-REMARKS = """Of the run of 2026-11-17 (the files name an earlier commit; the code was that of 973791e or later): filling
-the caches by twelve processes at once took 121 s and ended for one row only, probably as each of them compiles on all
-cores; what was left was enough for four rows. Nine device tests failed, of two causes: three traced a network with CUDA as the
-default device, a fault of the tests; six met a fault of bcnet's, a loss kernel compiled ahead for a label smoothing of
-0, a whole number, that then refused 0.1. Both are cured and tested in the interpreter and by a dry run; **the tests
-were not run again on a GPU**, so of the fused step's kernels there is no proof against their reference there but the
-one that every run makes."""
+REMARKS = """Of the run of 2026-11-17 (the files name an earlier commit; the code was that of 973791e or later):
+filling the caches by twelve processes at once took 121 s and ended for one row only, probably as each of them
+compiles on all cores; what was left was enough for four rows. Nine device tests failed, of two causes: three traced a
+network with CUDA as the default device, a fault of the tests; six met a fault of bcnet's, a loss kernel compiled
+ahead for a label smoothing of 0, a whole number, that then refused 0.1. Both are cured and tested in the interpreter
+and by a dry run; **the tests were not run again on a GPU**, so of the fused step's kernels there is no proof against
+their reference there but the one that every run makes."""
 PLAN = """# What the ImageNet recipes would take
 
 Made by `benchmarks/speed_report.py` from [speed-rows.json](speed-rows.json): some steps of each recipe on random images
