@@ -108,8 +108,8 @@ def fuzz(data: dict[str, Any]) -> list[str]:
         "## Mutated files",
         "",
         f"{total:,} mutants of {len(rows)} formats, {failures} failures. A failure is anything but a sentence "
-        "(`BcnetError`) or a result, a read that takes 10 s of a core or a minute in all, more than 6 GiB of memory and, "
-        "where a file has a digest, a result other than the original's. There are 10,000 of each.",
+        "(`BcnetError`) or a result, a read that takes 10 s of a core or a minute in all, more than 6 GiB of memory "
+        "and, where a file has a digest, a result other than the original's. There are 10,000 of each.",
         "",
         "| format | mutants | refused | read as written | read as something else | slowest, s of a core | failures |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
