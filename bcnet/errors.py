@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class BcnetError(ValueError):
-    """A mistake the user can mend; the message says how."""
+    """A mistake that the user can correct; the message says how."""
 
 
 def did_you_mean(name: object, known: Iterable[str], most: int = 1) -> str:
@@ -21,4 +21,4 @@ def did_you_mean(name: object, known: Iterable[str], most: int = 1) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of what an error of another package says, or its kind where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(".")

@@ -103,14 +103,14 @@ class Constraints:
         return np.column_stack([self.costs[b.name](widths) / b.limit - 1 for b in self.budgets])
 
     def feasible(self, widths: Widths) -> NDArray[np.bool_]:
-        """Which of widths (n, L) hold every budget: (n,)."""
+        """Which of widths (n, L) are within every budget: (n,)."""
         return np.all([self.costs[b.name](widths) <= b.limit for b in self.budgets], axis=0)
 
     def uniform(self, multiple: int = 0) -> Widths:
-        """The widest uniform scaling that holds every budget, or the smallest network where none does: (L,).
+        """The widest uniform scaling within every budget, or the smallest network where there is none: (L,).
 
         Channel by channel, unless the space asks for rounding; with ``multiple``, to the nearest multiple of that,
-        where such a scaling holds the budgets.
+        where such a scaling is within the budgets.
         """
         try:
             return self.space.uniform(lambda widths: self.excess(widths).max(axis=1), 0.0, multiple)
@@ -118,7 +118,7 @@ class Constraints:
             return self.uniform() if multiple else self.space.min
 
     def uniform_index(self) -> NDArray[np.int64]:
-        """The candidates about the widest uniform scaling that holds every budget: indices (L,).
+        """The candidates nearest to the widest uniform scaling within every budget: indices (L,).
 
         Those just below it, then each one just above that the budgets leave room for, the nearest first.
         """
@@ -136,8 +136,8 @@ class Constraints:
         return index
 
     def with_uniform(self, widths: Widths) -> Widths:
-        """Feasible widths (n, L) after the candidates about the uniform scaling: a search that starts from them is
-        never worse than those."""
+        """Feasible widths (n, L), preceded by the candidates nearest to uniform scaling: a search that starts from them
+        never does worse than those."""
         even = self.space.decode(self.uniform_index())[None]
         return np.vstack([even[self.feasible(even)], widths])
 
@@ -158,13 +158,13 @@ class Constraints:
         return index
 
     def used(self, widths: Widths) -> NDArray[np.float64]:
-        """The share that widths (n, L) use of the budget they come nearest to: (n,)."""
+        """How much of the budget that they come nearest to widths (n, L) use: (n,)."""
         share: NDArray[np.float64] = 1 + self.excess(widths).max(axis=1)
         return share
 
     def fill(self, widths: Widths, rng: np.random.Generator, enough: float = math.inf) -> Widths:
-        """Feasible widths (n, L), each raised a candidate of a random variable at a time until none more fits, or until
-        it uses ``enough`` of a budget.
+        """Feasible widths (n, L), each raised one candidate of a random variable at a time until nothing more fits, or
+        until it uses ``enough`` of a budget.
 
         Costs rise with every width, so a variable that does not fit once never will; bounded by the candidates.
         """

@@ -1,30 +1,26 @@
-"""The graph of any network: one call of ``torch.export``, with its failures put in plain words."""
+"""The graph of any network, for any batch size."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import operator
-import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
+from bcnet.space.export import Arguments, cause, export, tensors_in
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
-from bcnet.space.tidy import free_groups, inline, keep_saved, lift_numbers, spell_out
+from bcnet.space.tidy import free_groups, inline, keep_saved, lift_numbers, mix_kernels, spell_out
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -104,6 +100,7 @@ def capture(
     spell_out(program.graph)
     keep_saved(program.graph)
     free_groups(program.graph)
+    mix_kernels(program.graph)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {name: program.constants[target].detach() for name, target in lifted.items()}
@@ -130,18 +127,18 @@ def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.e
     frozen: list[torch.export.ExportedProgram] = []
     for tried in (given, more):  # a network that remembers a batch size takes that for a fixed one
         with contextlib.suppress(Exception):  # any failure is tried with fixed sizes, and that one is reported
-            program = _export(fresh(), tried, dynamic=True)
+            program = export(fresh(), tried, dynamic=True)
             if not _frozen(program):
                 return program, tried, True
             frozen.append(program)
     if len(frozen) < 2:
         network = fresh()
         try:
-            frozen = [_export(network, given, dynamic=False)]
+            frozen = [export(network, given, dynamic=False)]
         except Exception as error:
-            raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {_cause(error)}") from error
+            raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {cause(error)}") from error
         with contextlib.suppress(Exception):  # a network that takes no other batch size keeps the one it has
-            frozen.append(_export(fresh(), more, dynamic=False))
+            frozen.append(export(fresh(), more, dynamic=False))
     return frozen[0], given, len(frozen) == 2 and _free_batch(frozen[0], frozen[1], given)
 
 
@@ -218,45 +215,6 @@ def _varied(a: Any, b: Any, size: fx.Node, batch: int) -> Any:
     return moved
 
 
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the pages that torch prints when it fails: the error says what is needed. Attention layers are taken
-    apart instead of being one operator of torch's fast path; operators are recorded without a stack trace each, which
-    takes an eighth of the time."""
-    noisy = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
-    levels = [noise.level for noise in noisy]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    for noise in noisy:
-        noise.setLevel(logging.ERROR)
-    torch.backends.mha.set_fastpath_enabled(False)
-    traceless = getattr(fx.config, "do_not_emit_stack_traces", False)
-    fx.config.do_not_emit_stack_traces = True
-    try:
-        silent = io.StringIO()
-        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        fx.config.do_not_emit_stack_traces = traceless
-        for noise, level in zip(noisy, levels, strict=True):
-            noise.setLevel(level)
-
-
-def _export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
-    args, kwargs = given
-    shapes: Any = None
-    with _quietly():
-        if dynamic:
-            batch = tensors_in(given)[0].shape[0]
-            collection = torch.export.ShapesCollection()
-            for tensor in tensors_in(given):
-                if tensor.shape[:1] == (batch,):
-                    collection[tensor] = {0: torch.export.Dim.AUTO}
-            shapes = collection.dynamic_shapes(network, args, kwargs)
-        return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
-
-
 def arguments(example: Example) -> Arguments:
     """What a network is called with: a tensor, a sequence of arguments, or a mapping of named ones."""
     if isinstance(example, Tensor):
@@ -264,11 +222,6 @@ def arguments(example: Example) -> Arguments:
     if isinstance(example, Mapping):
         return (), dict(example)
     return tuple(example), {}
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors in nested lists, tuples and dictionaries."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def checked(model: nn.Module, example: Example) -> Arguments:
@@ -333,43 +286,6 @@ def _run(network: nn.Module, given: Arguments) -> Any:
     except Exception as error:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in(given))
         raise BcnetError(
-            f"{type(network).__name__} does not run on an example input of shape {shapes}: {_first_line(error)}; "
+            f"{type(network).__name__} does not run on an example input of shape {shapes}: {first_line(error)}; "
             "give it an input that it takes"
         ) from error
-
-
-_WRAPPER = "trace a module that wraps the network and leaves that part out, or switch it off where there is an option"
-
-
-def _cause(error: BaseException) -> str:
-    """What in the forward cannot be exported, where, and what to do."""
-    text, kind = str(error).lower(), type(error).__name__
-    where = _place(error)
-    if "data-dependent" in text or kind in ("GuardOnDataDependentSymNode", "UserError"):
-        return (
-            f"its forward branches on the values of tensors{where}, which has no fixed graph; rewrite that branch with "
-            f"torch.where or torch.cond, or {_WRAPPER}"
-        )
-    if "numpy" in text:
-        return f"its forward leaves torch for numpy{where}; use torch's own functions there, or {_WRAPPER}"
-    if "fake tensor in the exported program" in text:
-        return (
-            "its forward reads or writes tensors through .data, which has no graph; compute with the tensors "
-            f"themselves and keep the result in a local variable, or {_WRAPPER}"
-        )
-    return f"{_first_line(error)}{where}; {_WRAPPER}"
-
-
-def _place(error: BaseException) -> str:
-    """The line of the network's own code in which an error came up."""
-    torch_itself = str(Path(torch.__file__).parent)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((torch_itself, "<"))]
-    own = [f for f in frames if Path(f.filename).parent != Path(__file__).parent]
-    if not own:
-        return ""
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -20,9 +20,11 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from bcnet.errors import BcnetError
-from bcnet.space.capture import one_more, tensors_in
+from bcnet.errors import BcnetError, first_line
+from bcnet.space.axis import Axis
+from bcnet.space.capture import one_more
 from bcnet.space.counting import products
+from bcnet.space.export import tensors_in
 from bcnet.space.operators.table import name_of
 from bcnet.space.resize import shape_at, sliced, tiled
 from bcnet.space.rewrite import graph_network, put
@@ -38,7 +40,6 @@ def self_check(space: NetworkSpace) -> None:
     """A :class:`BcnetError` that names the layer where a random network of ``space`` is not as tracing says."""
     widths = space.sample(np.random.default_rng(0))[0]
     units, totals = space.units(widths), space.units(space.max + space.min)
-    _check_slices(space, units)
     held, views = _supernet(space, units, totals)
     kept = [np.arange(total - n, total) for n, total in zip(units, totals, strict=True)]
     network = space.from_graph(widths, held, kept)
@@ -57,29 +58,32 @@ def self_check(space: NetworkSpace) -> None:
             )
 
 
-def _check_slices(space: NetworkSpace, units: list[int]) -> None:
-    """A path of a supernet and the plain network of its widths take the same part of every weight."""
-    axes = space.coupling.axes
-    totals = space.units(space.max + space.min)
-    solved = space.total_units({name: shape_at(row, totals) for name, row in axes.items()})
-    for name, row in axes.items():
-        held = torch.arange(prod(shape_at(row, totals))).reshape(shape_at(row, totals))
-        path, plain = (sliced(held, row, units, total, "right") for total in (totals, solved))
-        if not torch.equal(path, plain) or path.shape != shape_at(row, units):
-            raise BcnetError(
-                f"{name}: a path of a supernet takes other weights than the plain network of its widths; {_WAY_OUT}"
-            )
-
-
 @torch.no_grad()
 def _supernet(space: NetworkSpace, units: list[int], totals: list[int]) -> tuple[nn.Module, dict[str, Tensor]]:
-    """What a supernet holds, and the views of it that the right path of ``units`` takes."""
+    """What a supernet holds, and the views of it that the right path of ``units`` takes: those of a plain network."""
     axes, held, views = space.coupling.axes, nn.Module(), {}
+    solved = space.total_units({name: shape_at(row, totals) for name, row in axes.items()})
     for name, tensor in space.state_of(space.model).items():
         whole = tiled(tensor.detach(), axes[name], totals) if name in axes else tensor.detach().clone()
         put(held, name, whole)
         views[name] = sliced(whole, axes[name], units, totals, "right") if name in axes else whole
+        if name in axes and not _same_part(views[name], whole, axes[name], units, (totals, solved)):
+            raise BcnetError(
+                f"{name}: a path of a supernet takes other weights than the plain network of its widths; {_WAY_OUT}"
+            )
     return held, views
+
+
+def _same_part(
+    view: Tensor, whole: Tensor, axes: tuple[Axis, ...], units: list[int], totals: tuple[list[int], list[int]]
+) -> bool:
+    """Whether a view is as large as its widths say, and both accounts of what a supernet holds give the same."""
+    if totals[0] != totals[1]:
+        numbers = torch.arange(whole.numel()).reshape(whole.shape)
+        path, plain = (sliced(numbers, axes, units, total, "right") for total in totals)
+        if not torch.equal(path, plain):
+            return False
+    return view.shape == shape_at(axes, units)
 
 
 def _answers(run: Callable[..., Any], space: NetworkSpace) -> list[Tensor]:
@@ -145,9 +149,8 @@ class _Inspector(fx.Interpreter):
             with _plain_kernels(n):
                 result = super().run_node(n)
         except Exception as error:
-            cause = (str(error).splitlines() or [type(error).__name__])[0]
             sizes = "other widths" if self.units else f"a batch of {self.space.graph.batch + 1}"
-            raise BcnetError(f"{_place(node or n)} does not run at {sizes}: {cause}; {_WAY_OUT}") from error
+            raise BcnetError(f"{_place(node or n)} does not run at {sizes}: {first_line(error)}; {_WAY_OUT}") from error
         if node is not None and self.units is not None and node.op == "call_function":
             self._check_shapes(node, result)
             self._check_flops(node, (self.counter.get_total_flops() - before) // 2)

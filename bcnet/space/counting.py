@@ -14,9 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bcnet.space.axis import Size
-from bcnet.space.capture import Capture, tensors_in
+from bcnet.space.capture import Capture
 from bcnet.space.cost import PeakCost, QuadraticCost
 from bcnet.space.coupling import Coupling
+from bcnet.space.export import tensors_in
 from bcnet.space.operators.table import Site, find, name_of
 from bcnet.space.walk import concrete, layer_of, shape_of
 
@@ -41,13 +42,15 @@ def product(sizes: Iterable[Size]) -> Polynomial:
 
 
 def beyond_quadratic(capture: Capture, state: Mapping[str, Tensor], coupling: Coupling) -> tuple[int, str] | None:
-    """A variable that makes some cost more than a quadratic form, and where: of several that with the fewest layers."""
+    """A variable that makes some cost more than a quadratic form, and where: of several that with the fewest layers,
+    of these the narrowest."""
     costs = [(sizes, layer_of(n) or n.name) for n in capture.graph.nodes for sizes in products(n, coupling)]
     costs += [([axis.size for axis in coupling.axes[name]], name) for name in state if name in coupling.axes]
+    variables = coupling.variables
     for sizes, where in costs:
         for key in product(sizes):
             if len(key) > 2:
-                return min(key, key=lambda v: len(coupling.variables[v].layers)), where
+                return min(key, key=lambda v: (len(variables[v].layers), variables[v].count)), where
     return None
 
 

@@ -19,11 +19,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from bcnet.errors import BcnetError, first_line
 from bcnet.space.axis import Axis
-from bcnet.space.capture import Capture, Example, arguments, capture, tensors_in, used_in_training
+from bcnet.space.capture import Capture, Example, arguments, capture, used_in_training
 from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
+from bcnet.space.export import tensors_in
 from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced

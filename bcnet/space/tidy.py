@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -136,6 +137,31 @@ def free_groups(graph: fx.Graph) -> None:
         for made, val in ((channels, shape[axis]), (each, kernel[1]), (number, groups.meta["val"])):
             made.meta["val"] = val
         node.update_arg(6, number)
+
+
+def mix_kernels(graph: fx.Graph) -> None:
+    """``(routes @ kernels.flatten(1)).view(...)``, a mixture of kernels for every image: the same without flattening,
+    since an axis in which two kinds of channels lie flat could vary by one of them only."""
+    aten = torch.ops.aten
+    views = (aten.view.default, aten.reshape.default)
+    for node in [n for n in graph.nodes if n.target in (aten.matmul.default, aten.mm.default)]:
+        routes, flat = node.args
+        if flat.target not in (*views, aten.flatten.using_ints) or len(routes.meta["val"].shape) != 2:
+            continue
+        kernels = flat.args[0]
+        experts, *inner = kernels.meta["val"].shape
+        flattened = len(inner) > 1 and tuple(flat.meta["val"].shape) == (experts, prod(inner))
+        rows = [list(user.meta["val"].shape)[1 - len(inner) :] for user in node.users if user.target in views]
+        if not flattened or rows != [inner[1:]] * len(node.users):
+            continue
+        letters = "abcdfghi"[: len(inner)]
+        with graph.inserting_before(node):
+            mixed = graph.call_function(aten.einsum.default, (f"ne,e{letters}->n{letters}", [routes, kernels]))
+        mixed.meta = {**node.meta, "val": node.meta["val"].reshape(-1, *inner)}
+        node.replace_all_uses_with(mixed)
+        for old in (node, flat):
+            if not old.users:
+                graph.erase_node(old)
 
 
 _SAVED = [

@@ -236,6 +236,21 @@ class PredictedKernels(Block):
         return F.conv2d(x.reshape(1, n * c, h, w), kernels, padding=1, groups=n * c).view(n, c, h, w)
 
 
+class MixedKernels(Block):
+    """Every image has a kernel of its own, a mixture of three; how many are mixed stays, since costs are quadratic."""
+
+    def make(self, inputs: int, width: int, groups: int) -> None:
+        self.kernels, self.routes = nn.Parameter(torch.randn(3, width, inputs, 3, 3)), nn.Linear(inputs, 3)
+        self.outputs, self.way = width, groups % 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        routes, width = self.routes(x.mean((2, 3))).softmax(1), self.kernels.shape[1]
+        flat = self.kernels.view(3, -1) if self.way == 0 else self.kernels.flatten(1)
+        mixed = torch.mm(routes, flat).view(-1, c, 3, 3) if self.way == 1 else (routes @ flat).view(n * width, c, 3, 3)
+        return F.conv2d(x.reshape(1, n * c, h, w), mixed, padding=1, groups=n).view(n, width, h, w)
+
+
 class DoubledBatch(Block):
     """A batch run together with its mirror image and parted again, in the three ways torch has."""
 
@@ -294,9 +309,11 @@ class ChannelAttention(Block):
 
 BLOCKS: list[type[Block]] = [
     Conv, Normed, Grouped, Depthwise, Transposed, Shuffle, Residual, Dense, Split, Twice, TwoNames,
-    PlainTensor, Reordered, Literal, Shifted, PaddedShortcut, PredictedKernels, DoubledBatch, SqueezeExcite,
-    GroupNormed, LayerNormed, ChannelAttention,
+    PlainTensor, Reordered, Literal, Shifted, PaddedShortcut, PredictedKernels, MixedKernels, DoubledBatch,
+    SqueezeExcite, GroupNormed, LayerNormed, ChannelAttention,
 ]  # fmt: skip
+# Networks of these alone vary in every layer but those that give the output or mix kernels.
+FREE = {Conv, Normed, Depthwise, Residual, Dense, Twice, SqueezeExcite, PredictedKernels, MixedKernels, DoubledBatch}
 DRAWN = st.lists(
     st.tuples(st.sampled_from(BLOCKS), st.sampled_from([4, 6, 8, 12]), st.sampled_from([2, 3, 4, 8])),
     min_size=1,
@@ -327,6 +344,7 @@ def random_networks(test: Callable[..., None]) -> Any:
     seldom += [
         [(PaddedShortcut, 8, 2), (Literal, 8, 3)],
         [(PredictedKernels, 8, 2)],
+        *([(MixedKernels, 6, groups), (Normed, 8, 2), (MixedKernels, 4, groups)] for groups in (2, 3, 4)),
         [(Shifted, 8, 3), (Literal, 8, 2)],
     ]
     for blocks in seldom:
@@ -355,3 +373,5 @@ def test_random_networks(blocks: list[tuple[type[Block], int, int]]) -> None:
     varying = {layer for v in space.variables for layer in v.layers}
     layers = {name for name, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear))}
     assert layers <= fixed | varying
+    if FREE.issuperset(kind for kind, _, _ in blocks):
+        assert not {name for name in fixed & layers if not name.endswith(("head", ".routes"))}

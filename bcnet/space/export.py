@@ -1,0 +1,159 @@
+"""One call of ``torch.export``: quiet, without work whose results nothing here reads, its failures in plain words."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import logging
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._dynamo.config
+from torch import Tensor, fx, nn
+from torch._subclasses import fake_impls, fake_tensor
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental import proxy_tensor
+from torch.utils._pytree import tree_leaves
+
+from bcnet.errors import first_line
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+_ACTIVATIONS = ["relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu", "mish", "neg"]
+_FRACTIONS = ["sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt"]  # of whole numbers too
+
+
+def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
+    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``."""
+    args, kwargs = given
+    shapes: Any = None
+    with _quietly(), _quickly():
+        if dynamic:
+            batch = tensors_in(given)[0].shape[0]
+            collection = torch.export.ShapesCollection()
+            for tensor in tensors_in(given):
+                if tensor.shape[:1] == (batch,):
+                    collection[tensor] = {0: torch.export.Dim.AUTO}
+            shapes = collection.dynamic_shapes(network, args, kwargs)
+        return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """All tensors in nested lists, tuples and dictionaries."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the pages that torch prints when it fails: the error says what is needed."""
+    noisy = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
+    levels = [noise.level for noise in noisy]
+    for noise in noisy:
+        noise.setLevel(logging.ERROR)
+    try:
+        silent = io.StringIO()
+        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for noise, level in zip(noisy, levels, strict=True):
+            noise.setLevel(level)
+
+
+@contextlib.contextmanager
+def _quickly() -> Iterator[None]:
+    """Without a stack trace for every operator, a second record of every shape, and code for every stage of the graph;
+    the shapes of activations and batch norms at hand instead of worked out by taking them apart, which is quicker than
+    torch's memory of earlier calls; no search for garbage in between. Attention layers are taken apart instead of being
+    one operator of torch's fast path."""
+    fast, collects = torch.backends.mha.get_fastpath_enabled(), gc.isenabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    gc.disable()
+    try:
+        with (
+            patch.object(fx.config, "do_not_emit_stack_traces", True),
+            patch.object(proxy_tensor, "_extract_tensor_metadata", lambda _: None),
+            patch.dict(fake_impls.get_fast_op_impls(), _SHAPES),
+            torch._dynamo.config.patch(fake_tensor_cache_enabled=False),
+            _use_lazy_graph_module(True),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        if collects:
+            gc.enable()
+
+
+def _alike(mode: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """A tensor without data, of the shape and kind of ``x``."""
+    return _empty(mode, x, x.dtype)
+
+
+def _fractions(mode: Any, x: Tensor, *_: Any) -> Tensor:
+    """As ``x``, but never of whole numbers."""
+    return _empty(mode, x, x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype())
+
+
+def _empty(mode: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+    with fake_tensor.in_kernel_invocation_manager(mode):
+        empty = torch.empty_like(x, dtype=dtype, device="meta")
+    return fake_tensor.FakeTensor(mode, empty, x.device)
+
+
+def _itself(mode: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
+
+
+def _normed(mode: Any, x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What batch norm gives in evaluation: no statistics of the batch."""
+    nothing = [fake_tensor.FakeTensor(mode, torch.empty(0, device="meta"), x.device) for _ in range(2)]
+    return _alike(mode, x), nothing[0], nothing[1]
+
+
+def _shapes() -> dict[Any, Callable[..., Any]]:
+    aten = torch.ops.aten
+    found: dict[Any, Callable[..., Any]] = {aten._native_batch_norm_legit_no_training.default: _normed}
+    for names, shape in ((_ACTIVATIONS, _alike), (_FRACTIONS, _fractions)):
+        for name in names:
+            found |= {getattr(aten, name).default: shape, getattr(aten, f"{name}_").default: _itself}
+    return found
+
+
+_SHAPES = _shapes()
+
+_WRAPPER = "trace a module that wraps the network and leaves that part out, or switch it off where there is an option"
+
+
+def cause(error: BaseException) -> str:
+    """What in the forward cannot be exported, where, and what to do."""
+    text, kind = str(error).lower(), type(error).__name__
+    where = _place(error)
+    if "data-dependent" in text or kind in ("GuardOnDataDependentSymNode", "UserError"):
+        return (
+            f"its forward branches on the values of tensors{where}, which has no fixed graph; rewrite that branch with "
+            f"torch.where or torch.cond, or {_WRAPPER}"
+        )
+    if "numpy" in text:
+        return f"its forward leaves torch for numpy{where}; use torch's own functions there, or {_WRAPPER}"
+    if "fake tensor in the exported program" in text:
+        return (
+            "its forward reads or writes tensors through .data, which has no graph; compute with the tensors "
+            f"themselves and keep the result in a local variable, or {_WRAPPER}"
+        )
+    return f"{first_line(error)}{where}; {_WRAPPER}"
+
+
+def _place(error: BaseException) -> str:
+    """The line of the network's own code in which an error came up."""
+    torch_itself = str(Path(torch.__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((torch_itself, "<"))]
+    own = [f for f in frames if Path(f.filename).parent != Path(__file__).parent]
+    if not own:
+        return ""
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}: {own[-1].line})"
