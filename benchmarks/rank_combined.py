@@ -5,8 +5,8 @@
 
 Opinions are a supernet's losses, the log-width model of them, and the losses of cuts of a trained network, as
 rank_trained.py makes them; a combination is the sum of opinions in standard units. ``stand-in`` reads
-docs/results/rank-trained-scores.json, ``tables`` what rank_trained.py left in FOLDER; both add what they find
-to docs/results/rank-combined.json. The plan is in docs/results/rank-trained.md.
+docs/results/rank-trained-scores.json, ``tables`` the scores that rank_trained.py left in FOLDER; both add what they
+find to docs/results/rank-combined.json. The plan is in docs/results/rank-trained.md.
 """
 
 from __future__ import annotations
