@@ -18,7 +18,7 @@ from bcnet.errors import BcnetError, first_line
 from bcnet.space.export import Arguments, cause, export, tensors_in
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
-from bcnet.space.tidy import free_groups, inline, keep_saved, lift_numbers, mix_kernels, spell_out
+from bcnet.space.tidy import free_groups, inline, keep_contents, keep_saved, lift_numbers, mix_kernels, spell_out
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -51,9 +51,18 @@ class Capture:
     @property
     def used(self) -> set[str]:
         """Names of the parameters and buffers that the output, or something written in place, depends on."""
+        return self._reached()
+
+    @property
+    def unlearned(self) -> set[str]:
+        """Those of them that no gradient of the output comes to."""
+        return self.used - self._reached(torch.ops.aten.detach.default)
+
+    def _reached(self, stop: Any = None) -> set[str]:
         reached: set[fx.Node] = set()
         for node in reversed(self.graph.nodes):
-            if node.op != "placeholder" and (node in reached or node.op == "output" or node.is_impure()):
+            ends = node.op == "placeholder" or node.target is stop
+            if not ends and (node in reached or node.op == "output" or node.is_impure()):
                 reached.update(node.all_input_nodes)
         return {self.state_of[node.name] for node in reached if node.name in self.state_of}
 
@@ -97,6 +106,7 @@ def capture(
             stacklevel=4,
         )
     inline(program.graph_module)
+    keep_contents(program.graph)
     spell_out(program.graph)
     keep_saved(program.graph)
     free_groups(program.graph)

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses import fake_impls, fake_tensor
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bcnet.errors import first_line
@@ -41,12 +42,29 @@ def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.
                 if tensor.shape[:1] == (batch,):
                     collection[tensor] = {0: torch.export.Dim.AUTO}
             shapes = collection.dynamic_shapes(network, args, kwargs)
-        return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+        with _Graphable():
+            return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """All tensors in nested lists, tuples and dictionaries."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class _Graphable(TorchFunctionMode):
+    """What of a forward goes past the graph: ``x.data`` is read as ``x.detach()``, and ``x.data = y`` is refused where
+    it is done."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == Tensor.data.__get__:  # type: ignore[attr-defined]
+            return args[0].detach()
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            raise _ReplacedError
+        return func(*args, **(kwargs or {}))
+
+
+class _ReplacedError(RuntimeError):
+    """A forward gives a tensor other contents."""
 
 
 @contextlib.contextmanager
@@ -141,10 +159,17 @@ def cause(error: BaseException) -> str:
         )
     if "numpy" in text:
         return f"its forward leaves torch for numpy{where}; use torch's own functions there, or {_WRAPPER}"
-    if "fake tensor in the exported program" in text:
+    if isinstance(error, _ReplacedError):
         return (
-            "its forward reads or writes tensors through .data, which has no graph; compute with the tensors "
-            f"themselves and keep the result in a local variable, or {_WRAPPER}"
+            f"its forward gives a tensor other contents{where}, which has no graph; keep the result in a local "
+            "variable instead, or, where it does so in evaluation only, trace a module that wraps the network and "
+            "calls its train() first"
+        )
+    if "is not a known type" in text:
+        kept = first_line(error).split()[2].strip("'>")
+        return (
+            f"its output holds {kept}, which is no tensor; pick tensors of it with trace(..., output=lambda y: ...), "
+            f"or {_WRAPPER}"
         )
     return f"{first_line(error)}{where}; {_WRAPPER}"
 

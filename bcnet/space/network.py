@@ -75,6 +75,14 @@ def trace(
         space.learn_training(training)
     if check:
         self_check(space)
+    unlearned = sorted(graph.unlearned & {name for name, p in state.items() if isinstance(p, nn.Parameter)})
+    if unlearned and used_in_training(model, example, unlearned):
+        warnings.warn(
+            f"{type(model).__name__} has gradients of its own (a torch.autograd.Function, or another forward in "
+            f"training) that its graph has not: a supernet does not train {unlearned[0]}; write that part with plain "
+            "operators",
+            stacklevel=2,
+        )
     return space
 
 

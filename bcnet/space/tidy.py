@@ -39,6 +39,13 @@ def inline(module: fx.GraphModule) -> None:
         graph.erase_node(part)
 
 
+def keep_contents(graph: fx.Graph) -> None:
+    """Nothing is emptied to free its memory (``x.set_()``): a graph frees what it no longer needs."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.set_.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
 def _detached(graph: fx.Graph, value: fx.Node) -> fx.Node:
     if not isinstance(value.meta.get("val"), Tensor):
         return value
