@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from bcnet.report.data import Figures, ReportData
 from bcnet.search.constraints import format_cost
@@ -18,6 +19,7 @@ CRITERIA = {
     "lamp": "LAMP scores",
 }
 RIVALS = {
+    "found": "what the search found",
     "uniform": "scaling all layers alike",
     "uniform-8": "scaling all layers alike, in multiples of 8,",
     "balanced": "balancing layers without a search",
@@ -27,7 +29,8 @@ RIVALS = {
     "random-isomorphic": "cutting channels at random, kind by kind",
     **{f"{name}-isomorphic": f"one threshold on {label} for each kind of layer" for name, label in CRITERIA.items()},
 }
-"""What the network found is compared with at its own budget."""
+"""What the network that ships is compared with at its own budget."""
+UNIFORM = ("uniform", "uniform-8")
 
 NOT_LEARNT = (
     "Its outputs score no better with the targets of their own inputs than with those of others: train it for longer, "
@@ -41,11 +44,15 @@ def images(scored_on: str) -> str:
 
 
 def score(data: ReportData, value: float) -> str:
+    return figure(value, {"unit": "%" if data.percent else data.unit, "higher_is_better": data.higher_is_better})
+
+
+def figure(value: float, metric: Mapping[str, Any]) -> str:
     """``97.35%`` of a share, else four digits and the unit; a dash for what was not measured."""
     if math.isnan(value):
         return "–"
-    shown = value if data.higher_is_better else -value
-    return f"{100 * shown:.2f}%" if data.percent else f"{shown:.4g}{_unit(data)}"
+    shown, unit = value if metric["higher_is_better"] else -value, metric["unit"]
+    return f"{100 * shown:.2f}%" if unit == "%" else f"{shown:.4g}" + (unit and f"\N{NO-BREAK SPACE}{unit}")
 
 
 def gap(data: ReportData, value: float) -> str:
@@ -169,8 +176,9 @@ def comparison(data: ReportData) -> list[str]:
 
 
 def _rivals(data: ReportData) -> list[Figures]:
-    """What was trained at the budget of the network that ships."""
-    return [data.networks[name] for name in RIVALS if name in data.networks and name != data.slim]
+    """What was trained at the budget of the network that ships; where that is one uniform scaling, not the other."""
+    left_out = UNIFORM if data.slim in UNIFORM else (data.slim,)
+    return [data.networks[name] for name in RIVALS if name in data.networks and name not in left_out]
 
 
 def _certainty(data: ReportData, rival: Figures) -> list[str]:
@@ -178,6 +186,8 @@ def _certainty(data: ReportData, rival: Figures) -> list[str]:
     ahead, chance = data.found.score - rival.score, _chance(data, rival)
     images = f"{data.count:,} {data.scored_on}" if data.count else f"the {data.scored_on}"
     if -ahead > chance:
+        if data.slim != "found":
+            return [f"What ships was chosen on validation images; on {images} it is the other way round."]
         return ["So the search was not worth it here: train for longer, or take the better one."]
     if not chance:
         return []
