@@ -1,11 +1,12 @@
 """Transfer to detection: a slim ResNet18 as the backbone of RetinaNet and Faster R-CNN, against uniform scaling.
 
-    python benchmarks/detection.py --device cuda [--seeds 3] [--out docs/results/detection.json] [--report]
+    python benchmarks/detection.py --device cuda [--seeds 0 1 2] [--out docs/results/detection.json]
+    python benchmarks/detection.py report PART.json ... [--out docs/results/detection.json]
 
 Shapes on noise, made on the fly. For every seed: a ResNet18 learns to name single shapes; widths at a quarter of its
 FLOPs are searched by cuts of it, by Markov chains, under the score of `bcnet run`; the found network and uniform
 scaling inherit and are fine-tuned alike; each becomes the backbone of both detectors, which are trained alike. A row at
-a time is written, and rows that are there are not made again.
+a time is written, and rows that are there are not made again. ``report`` puts seeds together that were measured apart.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from bcnet.utils.provenance import origin, provenance  # noqa: E402
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 DETECTORS = ("RetinaNet", "Faster R-CNN")
+RATE = 1e-3
 TEACHER = Distillation(alpha=0.9, temperature=4.0)
 
 
@@ -52,18 +54,19 @@ class Size:
     side: int = 128
     images: int = 1600
     tested: int = 400
-    batch: int = 32
+    batch: int = 16
     epochs: int = 4
     single_side: int = 64
     singles: int = 6000
-    given_epochs: int = 5
-    tuned_epochs: int = 2
+    single_batch: int = 64
+    given_epochs: int = 8
+    tuned_epochs: int = 3
     evaluations: int = 12
     width: int = 64
     budget: str = "flops=25%"
 
 
-TINY = Size(64, 8, 4, 4, 1, 32, 64, 1, 1, 4, 8)
+TINY = Size(64, 8, 4, 4, 1, 32, 64, 16, 1, 1, 4, 8)
 
 
 @dataclass
@@ -78,7 +81,7 @@ def slimmed(size: Size, seed: int, device: str) -> Slimmed:
     """A trained ResNet18, and what it leaves at the budget: found and uniform widths, both fine-tuned."""
     images, labels = singles(size.singles + size.singles // 4, size.single_side, seed)
     data = DeviceData(images, labels, mean=(0.0,) * 3, std=(1.0,) * 3, classes=CLASSES, device=device)
-    options, cut = LoadOptions(batch_size=min(256, size.singles), crop=0, flip=False), size.singles
+    options, cut = LoadOptions(batch_size=size.single_batch, crop=0, flip=False), size.singles
     train = data.train(options, seed, np.arange(cut))
     val = data.plain(replace(options, eval_batch_size=1000), seed, np.arange(cut, len(images)))
     torch.manual_seed(seed)
@@ -145,8 +148,8 @@ def detector(kind: str, network: nn.Module, size: Size) -> nn.Module:
 
 
 def train(network: nn.Module, data: list[Scene], size: Size, seed: int, device: str) -> None:
-    """SGD, a cosine schedule after a short warm-up, clipped gradients: the same for every detector."""
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4, nesterov=True)
+    """AdamW, a cosine schedule after a short warm-up, clipped gradients: the same for every detector."""
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.05)
     per_epoch = len(data) // size.batch
     steps = size.epochs * per_epoch
     rng = np.random.default_rng(seed)
@@ -157,7 +160,7 @@ def train(network: nn.Module, data: list[Scene], size: Size, seed: int, device: 
         if step % per_epoch == 0:
             order = rng.permutation(len(data))
         warm = min(1.0, (step + 1) / max(1, steps // 10))
-        optimizer.param_groups[0]["lr"] = 0.02 * warm * 0.5 * (1 + np.cos(np.pi * step / steps))
+        optimizer.param_groups[0]["lr"] = RATE * warm * 0.5 * (1 + np.cos(np.pi * step / steps))
         images, targets = zip(*(at_hand[i] for i in order[step % per_epoch * size.batch :][: size.batch]), strict=True)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = sum(network(list(images), list(targets)).values())
@@ -178,10 +181,10 @@ def average_precision(network: nn.Module, data: list[Scene], device: str) -> dic
     return map_of(found, data)
 
 
-def measure(size: Size, seeds: int, device: str, out: Path | None = None) -> dict[str, Any]:
+def measure(size: Size, seeds: Sequence[int], device: str, out: Path | None = None) -> dict[str, Any]:
     """Every row: seed, detector, network."""
     rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"] if out and out.exists() else []
-    for seed in range(seeds):
+    for seed in seeds:
         wanted = [(seed, kind, name) for kind in DETECTORS for name in ("uniform", "found")]
         if all(any((r["seed"], r["detector"], r["network"]) == row for r in rows) for row in wanted):
             continue
@@ -245,13 +248,18 @@ the pyramid reads as many channels as the last stages have.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", choices=["measure", "report"], nargs="?", default="measure")
+    parser.add_argument("parts", type=Path, nargs="*", help="files of single seeds, of which the page is made")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=RESULTS / "detection.json")
-    parser.add_argument("--report", action="store_true", help="write the page from the figures that are there")
     args = parser.parse_args()
-    if not args.report:
+    if args.work == "measure":
         measure(Size(), args.seeds, args.device, args.out)
+        return
+    parts = [json.loads(part.read_text()) for part in args.parts]
+    rows = [row for part in parts for row in part["rows"]]
+    args.out.write_text(json.dumps({**parts[0], "rows": rows}, indent=1) + "\n")
     args.out.with_suffix(".md").write_text(page(json.loads(args.out.read_text())))
 
 

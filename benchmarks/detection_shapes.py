@@ -85,28 +85,38 @@ def _ious(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 def map_of(found: list[dict[str, NDArray[Any]]], data: list[Scene]) -> dict[str, float]:
     """Mean average precision in percent, over IoU 0.5 to 0.95 and at 0.5, of ``boxes``, ``labels`` and ``scores`` of
     every image, as COCO counts it: 101 levels of recall, classes that occur, every shape found once."""
-    table = [
-        [_precision(found, data, label, threshold) for threshold in THRESHOLDS]
-        for label in sorted({int(label) for scene in data for label in scene.labels})
-    ]
-    return {"map": 100 * float(np.mean(table)), "map50": 100 * float(np.mean([row[0] for row in table]))}
+    labels = sorted({int(label) for scene in data for label in scene.labels})
+    table = np.array([_precisions(found, data, label) for label in labels])
+    return {"map": 100 * float(table.mean()), "map50": 100 * float(table[:, 0].mean())}
 
 
-def _precision(found: list[dict[str, NDArray[Any]]], data: list[Scene], label: int, threshold: float) -> float:
-    marks: list[tuple[float, bool]] = []
+def _precisions(found: list[dict[str, NDArray[Any]]], data: list[Scene], label: int) -> Floats:
+    """The average precision of one class at every threshold, (10,)."""
+    scores: list[float] = []
+    hits: list[NDArray[np.bool_]] = []
     there = 0
     for answer, scene in zip(found, data, strict=True):
         mine = scene.boxes.numpy()[scene.labels.numpy() == label]
         there += len(mine)
-        free = np.ones(len(mine), dtype=bool)
+        free = np.ones((len(THRESHOLDS), len(mine)), dtype=bool)
         chosen = np.flatnonzero(answer["labels"] == label)
-        for row in chosen[np.argsort(-answer["scores"][chosen], kind="stable")]:
-            overlap = np.where(free, _ious(answer["boxes"][row][None], mine)[0], 0) if len(mine) else np.zeros(1)
-            hit = bool(overlap.max() >= threshold)
-            if hit:
-                free[overlap.argmax()] = False
-            marks.append((float(answer["scores"][row]), hit))
-    hits = np.cumsum([hit for _, hit in sorted(marks, key=lambda mark: -mark[0])])
+        chosen = chosen[np.argsort(-answer["scores"][chosen], kind="stable")]
+        overlaps = _ious(answer["boxes"][chosen], mine)
+        for row, overlap in zip(chosen, overlaps, strict=True):
+            left = np.where(free, overlap, 0.0)
+            hit = left.max(axis=1, initial=0.0) >= THRESHOLDS
+            if hit.any():
+                free[hit, left[hit].argmax(axis=1)] = False
+            scores.append(float(answer["scores"][row]))
+            hits.append(hit)
+    if not hits:
+        return np.zeros(len(THRESHOLDS))
+    counted = np.cumsum(np.array(hits)[np.argsort(-np.array(scores), kind="stable")], axis=0)
+    return np.array([_average(column, there) for column in counted.T])
+
+
+def _average(hits: NDArray[np.int64], there: int) -> float:
+    """The mean over 101 levels of recall, given how many shapes the first answers hit, (n,), of all that are there."""
     precision = hits / np.arange(1, len(hits) + 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]
     at = np.searchsorted(hits / there, np.linspace(0, 1, 101))

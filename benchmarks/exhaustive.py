@@ -49,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--profile", action="store_true", help="print where a GPU spends its time on a quarter of the tree"
     )
+    parser.add_argument("--warm", action="store_true", help="on a GPU: only the batch that warms up")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--out", type=Path, default=None, help="a JSON file")
     return parser.parse_args()
@@ -113,6 +114,8 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     sample = np.random.default_rng(1).permutation(len(widths))[: args.sample]
     if cuda:
         warm_up(net, batches, candidates, options)
+        if args.warm:
+            return {}
         torch.cuda.reset_peak_memory_stats()
     else:
         one_by_one(net, batches, widths[-1:], args.device)

@@ -4,7 +4,7 @@
 
 MobileNetV2 for CIFAR-10, whole and cut uniformly, batch 256, bf16, SGD included. Ways: plain (autocast, channels last,
 recorded as a CUDA graph) and fused (the same, and kernel by kernel), alone and several networks side by side; with the
-whole network as teacher; and the seconds until the first step of a network of new widths. Before that, how far the
+whole network as teacher; and the seconds until the first step of a network of new widths. At last, how far the
 fused step's gradients and answers are from those in float32.
 """
 
@@ -168,9 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = network(args.network)
     bench = Bench(args, images, model)
     parts: dict[str, Callable[[], Any]] = {
-        "errors": lambda: errors(model, images),
         "fused whole": lambda: bench.fused("whole"),
         "fused cut": lambda: bench.fused("cut"),
+        "plain whole": lambda: bench.plain("whole"),
+        "plain cut": lambda: bench.plain("cut"),
+        "plain cut, taught": lambda: bench.plain("cut", teacher=True),
         "fused whole, kernel by kernel": lambda: bench.fused("whole", record=False),
         "fused cut, kernel by kernel": lambda: bench.fused("cut", record=False),
         "fused cut, 3 side by side": lambda: bench.fused("cut", 3),
@@ -179,9 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "fused scoring": bench.scoring,
         "profile whole": lambda: bench.profile("whole"),
         "profile cut": lambda: bench.profile("cut"),
-        "plain whole": lambda: bench.plain("whole"),
-        "plain cut": lambda: bench.plain("cut"),
-        "plain cut, taught": lambda: bench.plain("cut", teacher=True),
+        "errors": lambda: errors(model, images),
     }
     found: dict[str, Any] = {"provenance": provenance("cuda"), "network": args.network, "flops": args.flops}
     for name, part in parts.items():

@@ -196,13 +196,13 @@ def score_space(name: str, seed: int, data: Any, file: Path, args: argparse.Name
     lap("full network")
     net = cut_supernet(space, full).eval()
     images = scoring_images(data.val, args)
-    cut = score_all(net, [(x[: args.cut_images], y[: args.cut_images]) for x, y in images[:1]], options=options(bf16))
+    cut = score_all(net, [(x[: args.cut_images], y[: args.cut_images]) for x, y in images[:1]], options=options(args))
     lap("all cuts")
     torch.manual_seed(seed)
     recipe = replace(SUPERNET, epochs=args.supernet_epochs, bf16=bf16)
     train_taught(net.train(), data.train, full, SupernetTraining(METHODS["ua"].sampling, recipe, seed=seed))
     lap("supernet")
-    found = score_all(net.eval(), images, options=options(bf16))
+    found = score_all(net.eval(), images, options=options(args))
     lap("all paths")
     arrays = {
         "accuracy": found.accuracy[0],
@@ -227,8 +227,9 @@ def scoring_images(source: Source, args: argparse.Namespace) -> list[tuple[Tenso
     return [(x[: args.images], y[: args.images])]
 
 
-def options(cuda: bool) -> Options:
-    memory = int(0.6 * torch.cuda.mem_get_info()[0]) if cuda else 4 << 30
+def options(args: argparse.Namespace) -> Options:
+    cuda = args.device == "cuda"
+    memory = int(args.memory * torch.cuda.mem_get_info()[0]) if cuda else 4 << 30
     return Options(memory, bf16=cuda, fused=cuda)
 
 
@@ -267,6 +268,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--cut-images", type=int, default=2500)
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no further space is begun")
+    parser.add_argument("--memory", type=float, default=0.6, help="the share of a GPU's free memory that scoring takes")
     parser.add_argument("--model", help="another network, to try the script without a GPU")
     parser.add_argument("--groups", type=int, default=4)
     args = parser.parse_intermixed_args()

@@ -129,7 +129,7 @@ def propose(args: argparse.Namespace, images: Images) -> tuple[dict[str, Any], d
     scorer = Scorer(args, images, cutter, 3000 + args.seed)
     rng = np.random.default_rng([args.seed, 30])
     rows = constraints.fill(space.floor(np.stack(list(known.values()))), rng)
-    others = strategies.near(constraints, rows, args.population - len(rows), rng)
+    others = strategies.near(constraints, rows, max(0, args.population - len(rows)), rng)
     first = np.concatenate([rows, others])
     chosen: dict[str, Widths] = {}
     if args.by == "neighbours":

@@ -1,10 +1,12 @@
-"""Times where users wait, one row after the other, each beside PyTorch's own way in the same process.
+"""Times where users wait, one row after the other, each beside PyTorch's own way in the same process, by turns.
 
-    python benchmarks/speed_rows.py --out FILE.json [--rows NAME ...] [--device cpu]
+    python benchmarks/speed_rows.py --out FILE.json [--rows NAME ...] [--warm] [--seconds 400] [--device cpu]
 
-A row runs in a process of its own with a limit of seconds, so that one that fails or hangs costs no other; the file is
-written after each. Images are random: speed does not depend on them. ``--device cpu`` tries the script with the
-reference kernels at tiny sizes. Rows ``imagenet NAME`` take some steps of a recipe's supernet, scoring and retraining.
+Rows come in the order of their importance. A row runs in a process of its own with a limit of seconds, so that one that
+fails or hangs costs no other, and what it has found until then is kept; the file is written after each. ``--warm``
+first runs all rows at once for a moment, which fills the compilers' caches and measures nothing. Images are random:
+speed does not depend on them. ``--device cpu`` tries the script with the reference kernels at tiny sizes. Rows
+``imagenet NAME`` take some steps of a recipe's supernet, scoring and retraining.
 """
 
 from __future__ import annotations
@@ -12,123 +14,78 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from speed_base import ROUNDS, Action, Bench, supernet_of, uniform
 from supernet_speed_base import four_paths
 from torch import Tensor, nn
 
 from bcnet.accel import SharedEvaluator
 from bcnet.accel.enumeration.score_all import score_all
-from bcnet.accel.fused_step import FusedEngine, PlainStep, plain_step
-from bcnet.accel.kernels import reference
+from bcnet.accel.fused_step import plain_step
 from bcnet.data.source import LoaderSource
 from bcnet.models import MODELS, build
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.run.recipe import Recipe
-from bcnet.search import Constraints
-from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.network import trace
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
-from bcnet.training.cuda_graph import CudaGraphStep
 from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Retraining, retrain
 from bcnet.utils.provenance import provenance
 
 IMAGENET_IMAGES, HOUR = 1_281_167, 3600.0
-RECIPES = ("resnet50_imagenet", "resnet34_imagenet", "resnet18_imagenet", "mobilenetv2_imagenet",
-           "efficientnet_b0_imagenet", "proxylessnas_imagenet")  # fmt: skip
+RECIPES = ("mobilenetv2_imagenet", "resnet50_imagenet", "efficientnet_b0_imagenet", "resnet18_imagenet",
+           "resnet34_imagenet", "proxylessnas_imagenet")  # fmt: skip
+Found = Iterator[dict[str, Any]]
+"""What a row finds, part by part."""
 
 
-class Bench:
-    """A device, and sizes that suit it."""
-
-    def __init__(self, device: str):
-        self.device, self.tiny = device, device == "cpu"
-
-    def batch(self, count: int, size: int, classes: int = 10) -> tuple[Tensor, Tensor]:
-        x = torch.randn(2 if self.tiny else count, 3, size, size).to(self.device, memory_format=torch.channels_last)
-        return x, torch.randint(0, classes, (len(x),), device=self.device)
-
-    def ms(self, action: Callable[[], object], steps: int = 20) -> float:
-        """Milliseconds of an action once it is warm: the median of three."""
-        found = []
-        for _ in range(2 if self.tiny else 6):
-            action()
-        for _ in range(1 if self.tiny else 3):
-            self.wait()
-            start = time.perf_counter()
-            for _ in range(1 if self.tiny else steps):
-                action()
-            self.wait()
-            found.append(1e3 * (time.perf_counter() - start) / (1 if self.tiny else steps))
-        return sorted(found)[len(found) // 2]
-
-    def wait(self) -> None:
-        if not self.tiny:
-            torch.cuda.synchronize()
-
-    def engine(self, net: Supernet) -> FusedEngine:
-        return FusedEngine(net, reference, torch.float32) if self.tiny else FusedEngine(net)
-
-    def fused(self, network: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module | None = None) -> float:
-        """Milliseconds of a fused step with SGD."""
-        network = network.to(self.device, memory_format=torch.channels_last).train()
-        kernels = (reference, torch.float32) if self.tiny else (None, torch.bfloat16)
-        step = PlainStep(network, x, loss_with(teacher), *kernels)
-        sgd = self.sgd(network)
-        return self.ms(lambda: (step(x, y), sgd.step()))
-
-    def sgd(self, network: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(network.parameters(), 1e-3, 0.9, fused=not self.tiny)
-
-    def plain(self, network: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module | None = None) -> float:
-        """Milliseconds of PyTorch's step: autocast, channels last, a CUDA graph."""
-        network = network.to(self.device, memory_format=torch.channels_last).train()
-        loss = loss_with(teacher)
-
-        def learn(images: Tensor, labels: Tensor) -> Tensor:
-            network.zero_grad(set_to_none=self.tiny)
-            with torch.autocast(self.device, torch.bfloat16):
-                found = loss(network(images), images, labels)
-            found.backward()
-            return found.detach()[None]
-
-        step = learn if self.tiny else CudaGraphStep(learn, network)
-        sgd = self.sgd(network)
-        return self.ms(lambda: (step(x, y), sgd.step()))
+def plain_networks(bench: Bench) -> Found:
+    """A step of MobileNetV2 for CIFAR-10: whole, cut to 44M FLOPs, and that with the whole one as a teacher."""
+    x, y = bench.batch(256, 32)
+    model = mobilenet(bench)
+    space = trace(model, torch.randn(2, 3, 32, 32), groups=1000, check=False)
+    cut = uniform(space, "flops=50%" if bench.tiny else "flops=44M")
+    whole = [space.build(space.max) for _ in range(2)]
+    yield bench.ms(fused_whole=bench.fused(whole[0], x, y), pytorch_whole=bench.plain(whole[1], x, y))
+    slim = [space.build(cut) for _ in range(4)]
+    yield bench.ms(fused_cut=bench.fused(slim[0], x, y), pytorch_cut=bench.plain(slim[1], x, y))
+    teacher = model.to(bench.device, memory_format=torch.channels_last).eval()
+    taught = bench.fused(slim[2], x, y, teacher)
+    yield bench.ms(fused_cut_taught=taught, pytorch_cut_taught=bench.plain(slim[3], x, y, teacher))
 
 
-def loss_with(teacher: nn.Module | None) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    def loss(output: Any, x: Tensor, y: Tensor) -> Tensor:
-        labelled = F.cross_entropy(output.float(), y)
-        if teacher is None:
-            return labelled
-        with torch.no_grad():
-            soft = teacher(x).float().softmax(1)
-        return 0.1 * labelled + 0.9 * F.cross_entropy(output.float(), soft)
-
-    return loss
-
-
-def uniform(space: NetworkSpace, budget: str) -> Any:
-    return Constraints(space, space.costs, [budget]).uniform()
+def compiled(bench: Bench) -> Found:
+    """The same networks by torch.compile, which compiles for a size of batch."""
+    x, y = bench.batch(256, 32, whole=True)
+    model = mobilenet(bench)
+    space = trace(model, torch.randn(2, 3, 32, 32), groups=1000, check=False)
+    yield bench.ms(compile_whole=bench.compiled(model, x, y))
+    yield bench.ms(
+        compile_cut=bench.compiled(space.build(uniform(space, "flops=50%" if bench.tiny else "flops=44M")), x, y)
+    )
+    x, y = bench.batch(128, 32 if bench.tiny else 224, 1000, whole=True)
+    yield bench.ms(compile_resnet50=bench.compiled(wide_resnet50(bench), x, y))
 
 
-def supernet_step(bench: Bench, net: Supernet, x: Tensor, y: Tensor, fused: bool) -> float:
-    """Milliseconds of a step of four paths with SGD, each time of other widths."""
+def supernet_step(bench: Bench, net: Supernet, x: Tensor, y: Tensor, fused: bool) -> Action:
+    """A step of four paths with SGD, each time of other widths."""
     rng, sgd = np.random.default_rng(0), bench.sgd(net)
     engine = bench.engine(net) if fused else None
-    paths = [four_paths(net, rng) for _ in range(4 if bench.tiny else 60)]
+    paths = [four_paths(net, rng) for _ in range(4 if bench.warm else 60)]
     count = iter(range(10**9))
 
     def step() -> None:
@@ -144,20 +101,16 @@ def supernet_step(bench: Bench, net: Supernet, x: Tensor, y: Tensor, fused: bool
                 (loss / 4).backward()
         sgd.step()
 
-    for _ in range(0 if bench.tiny else 60):
+    for _ in range(0 if bench.warm else 60):
         step()
-    return bench.ms(step)
+    return step
 
 
-def supernet_of(bench: Bench, model: nn.Module, size: int, groups: int) -> Supernet:
-    space = trace(model, torch.randn(2, 3, size, size), groups=groups, check=False)
-    return Supernet(space, "bcv2").to(bench.device).train()
-
-
-def space_row(bench: Bench, maker: Callable[[], nn.Module]) -> dict[str, Any]:
+def space_row(bench: Bench, maker: Callable[[], nn.Module]) -> Found:
     x, y = bench.batch(256, 32)
     net = supernet_of(bench, maker(), 32, 4)
-    return {"fused_ms": supernet_step(bench, net, x, y, True), "pytorch_ms": supernet_step(bench, net, x, y, False)}
+    yield bench.ms(60, fused=supernet_step(bench, net, x, y, True))
+    yield bench.ms(60, pytorch=supernet_step(bench, net, x, y, False))
 
 
 def mobilenet(bench: Bench) -> nn.Module:
@@ -165,103 +118,112 @@ def mobilenet(bench: Bench) -> nn.Module:
     return build("mobilenetv2_cifar", [max(w // narrow, 4) for w in MODELS["mobilenetv2_cifar"].widths])
 
 
-def supernet_mobilenetv2(bench: Bench) -> dict[str, Any]:
+def supernet_mobilenetv2(bench: Bench) -> Found:
+    """Beside it four plain steps, fused too, of the network of mean widths."""
     x, y = bench.batch(256, 32)
     net = supernet_of(bench, mobilenet(bench), 32, 8)
     mean = np.array([v.candidates[len(v.candidates) // 2] for v in net.space.variables])
-    four = 4 * bench.fused(net.space.build(mean), x, y)
-    found = {"fused_ms": supernet_step(bench, net, x, y, True), "four_plain_steps_fused_ms": four}
-    return {**found, "pytorch_ms": supernet_step(bench, net, x, y, False)}
+    plain = bench.fused(net.space.build(mean), x, y)
+    yield bench.ms(60, fused=supernet_step(bench, net, x, y, True), one_plain_step=plain)
+    yield bench.ms(60, pytorch=supernet_step(bench, net, x, y, False))
 
 
-def taught(bench: Bench) -> dict[str, Any]:
-    x, y = bench.batch(256, 32)
-    model = mobilenet(bench)
-    space = trace(model, torch.randn(2, 3, 32, 32), groups=64, check=False)
-    slim = space.build(uniform(space, "flops=15%"))
-    teacher = model.to(bench.device, memory_format=torch.channels_last).eval()
-    again = [space.build(uniform(space, "flops=15%")) for _ in range(3)]
-    return {
-        "fused_ms": bench.fused(slim, x, y), "fused_taught_ms": bench.fused(again[0], x, y, teacher),
-        "pytorch_ms": bench.plain(again[1], x, y), "pytorch_taught_ms": bench.plain(again[2], x, y, teacher),
-    }  # fmt: skip
+def wide_resnet50(bench: Bench) -> nn.Module:
+    return build(
+        "resnet50_imagenet", [max(4, w // 16) if bench.tiny else w for w in MODELS["resnet50_imagenet"].widths]
+    )
 
 
-def resnet50(bench: Bench) -> dict[str, Any]:
+def resnet50(bench: Bench) -> Found:
     x, y = bench.batch(128, 32 if bench.tiny else 224, 1000)
-    widths = [max(4, w // 16) if bench.tiny else w for w in MODELS["resnet50_imagenet"].widths]
-    made = [build("resnet50_imagenet", widths) for _ in range(2)]
-    return {"fused_ms": bench.fused(made[0], x, y), "pytorch_ms": bench.plain(made[1], x, y)}
+    made = [wide_resnet50(bench) for _ in range(2)]
+    yield bench.ms(fused=bench.fused(made[0], x, y), pytorch=bench.plain(made[1], x, y))
 
 
-def scoring(bench: Bench) -> dict[str, Any]:
-    """480 configurations of MobileNetV2, both sides, 2,500 images; one by one some of them, scaled up."""
+def scoring(bench: Bench) -> Found:
+    """480 configurations of MobileNetV2, both sides, 2,500 images: sharing prefixes; some of them one by one, and by
+    the fused engine, scaled up."""
     x, y = bench.batch(2500, 32)
     net = supernet_of(bench, mobilenet(bench), 32, 8)
-    widths = net.space.sample(np.random.default_rng(0), 4 if bench.tiny else 480)
-    some = widths[: 2 if bench.tiny else 24]
-    found: dict[str, Any] = {"configurations": len(widths), "images": len(x)}
-    bf16 = not bench.tiny
-    for name, maker, asked in (("shared", SharedEvaluator, widths), ("one by one", Evaluator, some)):
-        Evaluator(net, [(x, y)], bf16=bf16).score_many(widths[-1:])
-        evaluator = maker(net, [(x, y)], bf16=bf16)
+    widths = net.space.sample(np.random.default_rng(0), 4 if bench.warm else 480)
+    some = widths[: 2 if bench.warm else 24]
+    yield {"configurations": len(widths), "images": len(x)}
+    Evaluator(net, [(x, y)], bf16=not bench.tiny).score_many(widths[-1:])
+    engine = bench.engine(net)
+
+    def fused(rows: Any) -> None:
+        for row in rows:
+            for side in net.sides:
+                F.cross_entropy(engine.logits(x, row, side, "batch"), y).item()
+
+    fused(some[:1])
+    ways = {
+        "shared": (SharedEvaluator(net, [(x, y)], bf16=not bench.tiny).score_many, widths),
+        "one by one": (Evaluator(net, [(x, y)], bf16=not bench.tiny).score_many, some),
+        "fused": (fused, some),
+    }
+    for name, (score, asked) in ways.items():
         bench.wait()
         start = time.perf_counter()
-        evaluator.score_many(asked)
+        score(asked)
         bench.wait()
-        found[f"{name}_s"] = (time.perf_counter() - start) * len(widths) / len(asked)
-    return found
+        yield {f"{name}_s": (time.perf_counter() - start) * len(widths) / len(asked)}
 
 
 FIRST_STEP = """
 import time; start = time.perf_counter()
 import torch
-from bcnet.accel.enumeration.score_all import score_all
 from bcnet.accel.fused_step import PlainStep
+from bcnet.accel.fused_step.proof import why_no_kernels
 from bcnet.accel.kernels import reference
 from bcnet.models import build
 import sys
 device = sys.argv[1]
+marks = [("imports", time.perf_counter() - start)]
 network = build("mobilenetv2_cifar").to(device)
-x, y = torch.randn(8 if device == "cpu" else 256, 3, 32, 32, device=device), torch.zeros(8 if device == "cpu" else 256, dtype=torch.long, device=device)
-kernels = (reference, torch.float32) if device == "cpu" else ()
-step = PlainStep(network, x, lambda output, x, y: torch.nn.functional.cross_entropy(output.float(), y), *kernels)
+count = 8 if device == "cpu" else 256
+x, y = torch.randn(count, 3, 32, 32, device=device), torch.zeros(count, dtype=torch.long, device=device)
+def loss(output, x, y): return torch.nn.functional.cross_entropy(output.float(), y)
+if device == "cpu":
+    step = PlainStep(network, x, loss, reference, torch.float32)
+else:
+    why_no_kernels(x.device)
+    marks.append(("proof", time.perf_counter() - start))
+    step = PlainStep(network, x, loss)
+marks.append(("traced and compiled", time.perf_counter() - start))
 float(step(x, y)[0])
-print(time.perf_counter() - start)
-"""  # noqa: E501
+marks.append(("first step", time.perf_counter() - start))
+print(*(f"{name}: {seconds:.2f}" for name, seconds in marks), sep=", ")
+"""
 
 
-def start(bench: Bench) -> dict[str, Any]:
+def start(bench: Bench) -> Found:
     """Seconds from the interpreter's start to the end of the first step, without Triton's cache and with it."""
-    found = {}
     with tempfile.TemporaryDirectory() as cache:
         for name in ("cold_s", "warm_s"):
             environment = {**os.environ, "TRITON_CACHE_DIR": cache}
             begun = time.perf_counter()
-            subprocess.run([sys.executable, "-c", FIRST_STEP, bench.device], env=environment, check=True)
-            found[name] = time.perf_counter() - begun
-    return found
+            command = [sys.executable, "-c", FIRST_STEP, bench.device]
+            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+            yield {name: time.perf_counter() - begun, f"{name} in words": done.stdout.strip()}
 
 
-def enumeration(bench: Bench, space: str) -> dict[str, Any]:
+def enumeration(bench: Bench, space: str) -> Found:
     """All 16,384 networks, both sides, 10,000 images, by ``exhaustive.py``."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         script = str(Path(__file__).with_name("exhaustive.py"))
-        more = ["--images", "64"] if bench.tiny else ["--spaces", space]
+        more = ["--images", "64"] if bench.tiny else ["--spaces", space, *(["--warm"] if bench.warm else [])]
         subprocess.run([sys.executable, script, "--device", bench.device, "--out", str(out), *more], check=True)
-        found: dict[str, Any] = json.loads(out.read_text())
-    return found
+        yield json.loads(out.read_text())[space if not bench.tiny else "mobilenet"]
 
 
-def imagenet(bench: Bench, name: str) -> dict[str, Any]:
+def imagenet(bench: Bench, name: str) -> Found:
     """Images per second and memory of a recipe's supernet training, scoring and retraining, and its hours."""
-    recipe, steps = Recipe.read(name), 2 if bench.tiny else 20
+    recipe, steps = Recipe.read(name), 2 if bench.warm else 10
     size = 32 if bench.tiny else 224
-    count = 2 if bench.tiny else recipe.loading.batch_size
-    x, y = bench.batch(count, size, 1000)
-    model = build(recipe.model.removeprefix("zoo:"))
-    net = supernet_of(bench, model, size, recipe.groups)
+    x, y = bench.batch(recipe.loading.batch_size, size, 1000)
+    net = supernet_of(bench, build(recipe.model.removeprefix("zoo:")), size, recipe.groups)
     rng, sgd, engine = np.random.default_rng(0), bench.sgd(net), bench.engine(net)
     paths = [four_paths(net, rng)[:2] for _ in range(8)]
     number = iter(range(10**9))
@@ -271,61 +233,120 @@ def imagenet(bench: Bench, name: str) -> dict[str, Any]:
         engine.step(x, y, paths[next(number) % len(paths)])
         sgd.step()
 
-    found: dict[str, Any] = {"batch": len(x), "steps": 3 * steps, "supernet_ms": bench.ms(learn, steps)}
-    found["scoring_ms"] = bench.ms(lambda: engine.logits(x, paths[0][0][0], statistics="batch"), steps)
-    slim = net.space.build(uniform(net.space, recipe.budgets[0]))
-    found["retrain_ms"] = bench.fused(slim, x, y)
-    found["memory_gib"] = 0.0 if bench.tiny else torch.cuda.max_memory_allocated() / 2**30
+    found: dict[str, Any] = {"batch": len(x), "steps": ROUNDS * steps, **bench.ms(steps, supernet=learn)}
+    yield found
+    found |= bench.ms(steps, scoring=lambda: engine.logits(x, paths[0][0][0], statistics="batch"))
+    found |= {"supernet_gib": memory_gib(bench)}
+    yield found
+    found |= bench.ms(steps, retrain=bench.fused(net.space.build(uniform(net.space, recipe.budgets[0])), x, y))
     a_batch = IMAGENET_IMAGES / len(x) / 1e3 / HOUR
     hours = a_batch * (recipe.supernet.epochs * found["supernet_ms"] + recipe.retrain.epochs * found["retrain_ms"])
-    return {**found, "images_per_second": 1e3 * len(x) / found["retrain_ms"], "hours_1": hours, "hours_8": hours / 8}
+    speed = {f"{stage}_images_per_second": 1e3 * len(x) / found[f"{stage}_ms"] for stage in ("supernet", "retrain")}
+    yield {**found, **speed, "memory_gib": memory_gib(bench), "hours_1": hours, "hours_8": hours / 8}
 
 
-def memory(bench: Bench) -> dict[str, Any]:
-    """Whether training and enumeration go on in parts, with a notice, where a GPU has 4 GiB."""
+def memory_gib(bench: Bench) -> float:
+    return 0.0 if bench.tiny else torch.cuda.max_memory_allocated() / 2**30
+
+
+def memory(bench: Bench) -> Found:
+    """Whether training, scoring and enumeration go on in parts, with a notice, where a GPU has 4 GiB."""
     x, y = bench.batch(4096, 32)
     narrow = (8, 16, 16, 16, 8, 16, 16)
-    made = channel_bench_mobilenet(narrow) if bench.tiny else channel_bench_mobilenet()
     if not bench.tiny:
         torch.cuda.set_per_process_memory_fraction(4 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     config = Retraining(Optimisation(epochs=1, lr=0.01, bf16=not bench.tiny))
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        history = retrain(
-            made.to(bench.device), LoaderSource([(x, y)] * 2), config, fast=lambda n, x, loss: plain_step(n, x, loss)[0]
-        )
-        torch.cuda.empty_cache()
-        net = supernet_of(bench, channel_bench_mobilenet(narrow) if bench.tiny else channel_bench_mobilenet(), 32, 2)
-        scored = score_all(net, [(x[:2048], y[:2048])])
-    return {"notices": [str(w.message) for w in heard], "losses": str(history)[:300], "scored": len(scored.widths)}
+
+    def network() -> nn.Module:
+        return channel_bench_mobilenet(narrow) if bench.tiny else channel_bench_mobilenet()
+
+    def train() -> Any:
+        source = LoaderSource([(x, y)] * 2)
+        return retrain(network().to(bench.device), source, config, fast=lambda n, x, loss: plain_step(n, x, loss)[0])
+
+    net = supernet_of(bench, network(), 32, 2)
+    few = net.space.sample(np.random.default_rng(0), 4)
+    stages: dict[str, Callable[[], Any]] = {
+        "training": train,
+        "scoring": lambda: SharedEvaluator(net, [(x, y)], bf16=not bench.tiny).score_many(few),
+        "enumeration": lambda: len(score_all(net, [(x[:2048], y[:2048])]).widths),
+    }
+    for name, stage in stages.items():
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try:
+                said = str(stage())[:200]
+            except Exception as error:  # that is what is asked here
+                said = f"failed: {type(error).__name__}: {str(error)[:200]}"
+        yield {name: {"result": said, "notices": sorted({str(w.message)[:200] for w in heard})}}
+        if not bench.tiny:
+            torch.cuda.empty_cache()
 
 
-ROWS: dict[str, tuple[int, Callable[[Bench], dict[str, Any]]]] = {
+ROWS: dict[str, tuple[int, Callable[[Bench], Found]]] = {
+    "plain step, MobileNetV2": (70, plain_networks),
+    "supernet step, MobileNetV2": (50, supernet_mobilenetv2),
     "supernet step, MobileNet space": (40, lambda b: space_row(b, channel_bench_mobilenet)),
     "supernet step, ResNet space": (40, lambda b: space_row(b, channel_bench_resnet)),
-    "supernet step, MobileNetV2": (50, supernet_mobilenetv2),
-    "taught": (40, taught),
-    "ResNet50": (45, resnet50),
-    "scoring": (60, scoring),
+    "scoring": (75, scoring),
     "start": (60, start),
-    "memory": (60, memory),
-    "all networks, MobileNet space": (60, lambda b: enumeration(b, "mobilenet")),
-    "all networks, ResNet space": (90, lambda b: enumeration(b, "resnet")),
-    **{f"imagenet {name}": (40, lambda b, name=name: imagenet(b, name)) for name in RECIPES},  # type: ignore[misc]
+    "plain step, ResNet50": (45, resnet50),
+    "all networks, MobileNet space": (65, lambda b: enumeration(b, "mobilenet")),
+    "memory": (40, memory),
+    **{f"imagenet {name}": (30, lambda b, name=name: imagenet(b, name)) for name in RECIPES},  # type: ignore[misc]
+    "all networks, ResNet space": (110, lambda b: enumeration(b, "resnet")),
+    "torch.compile": (60, compiled),
 }
 """By name: seconds at most, and what is measured."""
+COLD = ("start", "memory")
+"""Rows that are not run before to be warm."""
 
 
-def alone(name: str, device: str, limit: float) -> dict[str, Any]:
-    """A row in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "row.json"
-        command = [sys.executable, __file__, "--row", name, "--device", device, "--out", str(out)]
+class Row:
+    """A row in a process of its own, which waits for its turn with all imports done."""
+
+    def __init__(self, name: str, device: str, warm: bool = False):
+        self.name, self.folder = name, tempfile.TemporaryDirectory()
+        self.out = Path(self.folder.name) / "row.json"
+        more = ["--warm"] if warm else []
+        command = [sys.executable, __file__, "--row", name, "--device", device, "--out", str(self.out), *more]
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, text=True, start_new_session=True, **streams)  # type: ignore[call-overload]
+
+    def run(self, limit: float) -> dict[str, Any]:
+        begun, failed = time.perf_counter(), ""
         try:
-            done = subprocess.run(command, timeout=limit, capture_output=True, text=True)
+            _, said = self.process.communicate("go\n", timeout=limit)
+            failed = said.strip()[-400:] if self.process.returncode else ""
         except subprocess.TimeoutExpired:
-            return {"failed": f"it took more than {limit:.0f} s"}
-        return json.loads(out.read_text()) if out.exists() else {"failed": done.stderr.strip()[-400:]}
+            os.killpg(self.process.pid, signal.SIGKILL)  # with the processes that it started
+            self.process.communicate()
+            failed = f"it took more than {limit:.0f} s"
+        found = json.loads(self.out.read_text()) if self.out.exists() else {}
+        self.folder.cleanup()
+        return {**found, "row_s": time.perf_counter() - begun, **({"failed": failed} if failed else {})}
+
+
+def row(args: argparse.Namespace) -> None:
+    """What the process of a row does."""
+    if not sys.stdin.readline():
+        return  # nobody waits for it any more
+    found: dict[str, Any] = {}
+    for part in ROWS[args.row][1](Bench(args.device, args.warm)):
+        found |= part
+        written = args.out.with_suffix(".part")
+        written.write_text(json.dumps(found))
+        written.replace(args.out)
+
+
+def warm_up(names: Sequence[str], device: str) -> None:
+    """All rows at once for a moment."""
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(12) as pool:
+        some = [name for name in names if name not in COLD]
+        for name, found in zip(some, pool.map(lambda name: Row(name, device, True).run(60), some), strict=True):
+            print(f"warm: {name:35s} {found['row_s']:5.1f} s {found.get('failed', '')}", flush=True)
+    print(f"warm after {time.perf_counter() - begun:.0f} s", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -334,16 +355,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
+    parser.add_argument("--warm", action="store_true", help="fill the compilers' caches before")
     parser.add_argument("--seconds", type=float, default=400, help="of all rows together")
     args = parser.parse_args(arguments)
     if args.row:
-        args.out.write_text(json.dumps(ROWS[args.row][1](Bench(args.device))))
+        row(args)
         return
     begun = time.perf_counter()
+    if args.warm:
+        warm_up(args.rows, args.device)
     found: dict[str, Any] = {"provenance": provenance(args.device)}
-    for name in args.rows:
+    waiting = [Row(args.rows[0], args.device)]
+    for number, name in enumerate(args.rows):
+        waiting += [Row(later, args.device) for later in args.rows[number + 1 : number + 2]]
         left = args.seconds - (time.perf_counter() - begun)
-        found[name] = alone(name, args.device, min(ROWS[name][0], left)) if left > 5 else {"failed": "no time was left"}
+        found[name] = waiting.pop(0).run(max(1, min(ROWS[name][0], left)))
         print(f"{name:35s} {json.dumps(found[name])[:400]}", flush=True)
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

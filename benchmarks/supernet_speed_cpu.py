@@ -14,15 +14,14 @@ import torch
 import torch.nn.functional as F
 from supernet_speed_base import NETWORKS, attempt, four_paths, keep, say
 
+from bcnet.models import build
 from bcnet.space.network import trace
 from bcnet.supernet.gradients import PathGradients
 from bcnet.supernet.supernet import Supernet
 
 
 def cpu_network(name: str) -> Any:
-    from bcnet.models.mobilenet import mobilenetv2_cifar
-
-    return NETWORKS[name]() if name in NETWORKS else mobilenetv2_cifar()
+    return NETWORKS[name]() if name in NETWORKS else build("mobilenetv2_cifar")
 
 
 def one_pass(run: Callable[[], torch.Tensor], y: torch.Tensor) -> None:

@@ -35,6 +35,7 @@ from bcnet.errors import BcnetError
 from bcnet.search.predictors.log_width import LogWidthModel
 from bcnet.space.network import NetworkSpace
 from bcnet.space.widths import WidthVariable
+from bcnet.supernet.meta import META, MetaSupernet, train_meta
 from bcnet.supernet.paths import METHODS, Method
 from bcnet.supernet.principle import get_principle
 from bcnet.supernet.scoring import Evaluator
@@ -59,7 +60,8 @@ class RankConfig:
     ``images`` are scored of the held-out part and, with ``on_test``, of the test set each (0: all), in batches of
     ``score_batch`` (0: the data's own) whose statistics a path uses; with ``recalibrate``, the statistics of so many
     training batches instead (the paper's authors: 20), of ``networks`` drawn at random (0: of all, which is slow, as
-    no work can be shared). ``average`` also scores the mean of logits.
+    no work can be shared; so it is with MetaPruning, ``meta``, whose paths have weights of their own). ``average`` also
+    scores the mean of logits.
     ``complement``, ``sides``, ``draws``, ``sandwich``, ``extremes`` and ``base`` override the method's own, for
     ablations; with ``base`` 2 the narrowest quarter of every variable is left out, and so are the table's networks that
     use it.
@@ -97,12 +99,17 @@ class RankConfig:
             raise BcnetError(
                 f"unknown space {self.space!r:.60}: there are {', '.join(RELEASED)}, or give a model and its own table"
             )
-        if self.networks and not self.recalibrate:
+        if self.networks and not self.one_by_one:
             raise BcnetError("networks are drawn for recalibrated statistics: all can be scored at once without them")
-        known = (*METHODS, TAS, *PREDICTORS)
+        known = (*METHODS, TAS, META, *PREDICTORS)
         if self.method not in known:
             raise BcnetError(f"unknown method {self.method!r}: there are {', '.join(known)}")
         return self
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether every path has statistics or weights of its own, so that no work can be shared."""
+        return self.recalibrate > 0 or self.method == META
 
     @property
     def name(self) -> str:
@@ -115,7 +122,7 @@ class RankConfig:
 
     def resolved(self) -> Method:
         """The method with this experiment's switches."""
-        method = METHODS["ua" if self.method == TAS else self.method]
+        method = METHODS["ua" if self.method in (TAS, META) else self.method]
         changes: dict[str, Any] = {}
         if self.complement is not None:
             changes["complement"] = self.complement
@@ -171,8 +178,8 @@ def rank(
             told = partial(listener.step, f"{config.name}, {part.replace('_', ' ')} images", figures={})
             batches = _batches(source, config, device)
             scores[part] = (
-                _recalibrated(net, batches, data, config, table.widths[wanted], told)
-                if config.recalibrate
+                _one_by_one(net, batches, data, config, table.widths[wanted], told)
+                if config.one_by_one
                 else score_all(net, batches, options=options, progress=told)
             )
             results[part] = _compare(scores[part], table, wanted)
@@ -201,7 +208,7 @@ def _train(
     progress = training_steps(listener, config.name)
     torch.manual_seed(config.seed)
     method = config.resolved()
-    net = Supernet(space, method.principle).to(device)
+    net = (MetaSupernet(space) if config.method == META else Supernet(space, method.principle)).to(device)
     recipe = Optimisation(
         epochs=config.epochs,
         lr=config.lr,
@@ -214,6 +221,8 @@ def _train(
     training = SupernetTraining(method.sampling, recipe, seed=config.seed)
     if config.method == TAS:
         train_tas(net, data, training, folder, progress)
+    elif isinstance(net, MetaSupernet):
+        train_meta(net, data.train, training, folder=folder, progress=progress)
     else:
         engine, _ = choose_engine(net, config.engine, bf16=config.bf16)
         train_supernet(net, data.train, training, folder=folder, progress=progress, engine=engine)
@@ -235,7 +244,7 @@ def _drawn(config: RankConfig, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return rows[np.sort(np.random.default_rng([config.seed, 40]).permutation(len(rows))[: config.networks])]
 
 
-def _recalibrated(
+def _one_by_one(
     net: Supernet,
     batches: list[tuple[Tensor, Tensor]],
     data: Data,
@@ -243,7 +252,7 @@ def _recalibrated(
     widths: NDArray[np.int64],
     told: Callable[[int, int], None],
 ) -> AllScores:
-    """Scores of ``widths`` (n, L), batch norm with the statistics of training batches."""
+    """Scores of ``widths`` (n, L), batch norm with the statistics of training batches where that is asked for."""
     device = next(net.parameters()).device
     calibration = list(islice(data.train.batches(0, device=device), config.recalibrate))
     found = Evaluator(net, batches, recalibrate=calibration, bf16=config.bf16).measure(widths, told)
@@ -267,7 +276,7 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
     found["effects"] = _effects(100 * readings["accuracy"], truth, table.space.variables, widths)
     found["additive"] = correlations(added(found["effects"], widths), truth)
     found["log_width"] = by_log_width(readings["accuracy"], table, rows)
-    found["law_by_loss"] = by_log_width(readings["loss"], table, rows)
+    found["log_width_by_loss"] = by_log_width(readings["loss"], table, rows)
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
     return found
 

@@ -20,10 +20,13 @@ START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "scor
 """Keys whose defaults depend on where networks start."""
 EXAMPLE = "cluttered_digits"
 """The recipe of a run that is told nothing."""
+ON_RESUME = ("resume", "device", "trust", "until", "log", "as_json")
+"""What may be said to a run that goes on."""
 DATA_FORMS = "digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER"
 
 
 def run(
+    context: typer.Context,
     model: Annotated[str | None, options.MODEL] = None,
     data: Annotated[str | None, options.DATA] = None,
     budget: Annotated[list[str] | None, options.BUDGET] = None,
@@ -95,11 +98,7 @@ def run(
     if log not in ("", "tensorboard"):
         raise BcnetError(f"--log is {log!r:.40}, but it must be tensorboard")
     if resume is not None:
-        given = {"MODEL": model, "--data": data, "--budget": budget, "--recipe": recipe, "--out": out, "--seed": seed}
-        more = {"--targets": targets, "--weights": weights, "--pretrained": pretrained or None, "--start": start}
-        how: dict[str, Any] = {"--compare": compare, "--repeats": repeats, "--plan": plan or None}
-        how |= {"--latency-backend": latency_backend, "--method": method}
-        _refuse({**given, **more, **how, "--set": settings})
+        _refuse_changes(context)
         work(open_run(resume, device, trust), until, as_json, log=log, planned=True)
         return
     changes = {
@@ -115,11 +114,11 @@ def run(
         "repeats": repeats,
         **_method(method),
     }
-    base = _base(model, data, recipe)
+    named = _named(model, data, recipe)
     if model is None:
-        require_trust(base, trust)
+        require_trust(named, trust)
     backend = [] if latency_backend is None else [f"latency.backend={latency_backend}"]
-    chosen = changed(with_effort(base, effort), changes, [*backend, *(settings or [])])
+    chosen = changed(with_effort(named, effort), changes, [*backend, *(settings or [])])
     if plan:
         print_plan(chosen, device, as_json)
         return
@@ -155,13 +154,16 @@ def _create(run: Run, recipe: Recipe) -> None:
     type(run).create(run.folder, recipe, facts(command_line(), recipe, str(run.device)))
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    for name, value in given.items():
-        if value is not None:
+def _refuse_changes(context: typer.Context) -> None:
+    """What a run does cannot be said anew once it has begun."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in ON_RESUME:
+            name = parameter.opts[0] if parameter.opts[0].startswith("-") else str(parameter.name).upper()
             raise BcnetError(f"--resume goes on with the recipe in its folder: leave out {name}")
 
 
-def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
+def _named(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     """The recipe that the options change."""
     from bcnet.run.recipe import Recipe
 
@@ -176,9 +178,9 @@ def _base(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
-    """``base`` with what the command line says; files and folders by their full path, so that it works anywhere."""
-    content = base.to_dict()
+def changed(recipe: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
+    """``recipe`` with what the command line says; files and folders by their full path, so that it works anywhere."""
+    content = recipe.to_dict()
     given = {key: value for key, value in options.items() if value is not None}
     if "start" in given and given["start"] != content["start"]:
         content = {key: value for key, value in content.items() if key not in START_DEPENDENT}
@@ -188,7 +190,7 @@ def changed(base: Recipe, options: dict[str, Any], settings: list[str]) -> Recip
     for setting in settings:
         _set(content, setting)
     content |= {"model": _absolute(str(content["model"])), "data": _absolute(str(content["data"]))}
-    return type(base).parse(content)
+    return type(recipe).parse(content)
 
 
 def _set(content: dict[str, Any], setting: str) -> None:

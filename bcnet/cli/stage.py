@@ -181,7 +181,7 @@ def _print_targets(run: Run) -> None:
     rows, targets = [], run.read("targets")["targets"]
     for target in targets:
         slim, uniform = target["networks"][target["chosen"]], target["networks"].get("uniform")
-        figures = [words.figure(network["score"], target["metric"]) if network else "-" for network in (slim, uniform)]
+        figures = [words.figure(target["metric"], network["score"]) if network else "-" for network in (slim, uniform)]
         rows.append((target["budget"], target["chosen"], *figures, slim["costs"]["flops"], slim["costs"]["params"]))
     title = f"{run.recipe.model}, {_began(run)}: a slim network for every target"
     table(title, ["target", "ships", targets[0]["metric"]["name"], "uniform", "FLOPs", "parameters"], rows)

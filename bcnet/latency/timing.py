@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,13 +25,12 @@ Once = Callable[[], object]
 
 @checked
 class TimingConfig:
-    """How to measure: ``batch`` inputs at once, ``threads`` of the CPU (torch's own number where left out),
-    ``backend`` torch or onnxruntime, and up to ``seconds`` for each figure."""
+    """How to measure."""
 
-    batch: Count = 1
-    threads: Count | None = None
-    backend: Literal["torch", "onnxruntime"] = "torch"
-    seconds: Positive = 0.02
+    batch: Annotated[Count, "inputs at once"] = 1
+    threads: Annotated[Count | None, "threads of the CPU; left out: as many as the run uses"] = None
+    backend: Annotated[Literal["torch", "onnxruntime"], "torch, or onnxruntime on the CPU"] = "torch"
+    seconds: Annotated[Positive, "the most time for each figure of the table"] = 0.02
 
     def facts(self, device: torch.device) -> dict[str, Any]:
         """What a latency is worth nothing without: where and how it was measured."""

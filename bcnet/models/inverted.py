@@ -1,4 +1,4 @@
-"""Inverted residual blocks and the networks made of them (MobileNetV2, ProxylessNAS, EfficientNet).
+"""MobileNetV2, ProxylessNAS and EfficientNet: networks of inverted residual blocks.
 
 Dropout and stochastic depth are left to the training recipe: the networks hold only what has widths.
 """
@@ -39,9 +39,9 @@ class Inverted:
         return Block(nn.Sequential(body), nn.Identity() if shortcut else None)
 
 
-def inverted_net(plan: InvertedPlan, widths: Sequence[int], classes: int, act: Activation) -> nn.Sequential:
-    """The network of ``plan`` at ``widths``, one for each of the plan's variables."""
-    width = iter(widths)
+def build(plan: InvertedPlan, widths: Sequence[int], classes: int) -> nn.Sequential:
+    """The network of ``plan`` at ``widths``, one for each of the plan's variables: (n, 3, H, W) to (n, classes)."""
+    width, act = iter(widths), getattr(nn, plan.act)
     channels = next(width)
     layers = Layers(stem=conv_bn(3, channels, 3, plan.stem_stride, act))
     for i, stage in enumerate(plan.stages, 1):

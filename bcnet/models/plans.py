@@ -35,6 +35,7 @@ class InvertedPlan(NamedTuple):
     stem_stride: int
     stages: tuple[Stage, ...]
     head: int
+    act: str  # the activation, by its name in torch.nn
     squeeze: int = 0  # block input channels per squeeze channel; 0: no squeeze-and-excitation
 
     def variables(self) -> Iterator[Variable]:
@@ -57,6 +58,7 @@ class ResNetPlan(NamedTuple):
 
     blocks: tuple[int, ...]
     bottleneck: bool
+    small: bool = False  # images keep their size in the stem
 
     def projects(self, stage: int) -> bool:
         """Whether the ``stage`` (from 1) starts with a convolution in the shortcut, so has its own output width."""
@@ -88,6 +90,7 @@ class VGGPlan(NamedTuple):
 VGG19 = VGGPlan(((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4))
 
 RESNET18 = ResNetPlan((2, 2, 2, 2), bottleneck=False)
+RESNET18_CIFAR = RESNET18._replace(small=True)
 RESNET34 = ResNetPlan((3, 4, 6, 3), bottleneck=False)
 RESNET50 = ResNetPlan((3, 4, 6, 3), bottleneck=True)
 
@@ -98,7 +101,7 @@ def _mobilenetv2(stem_stride: int, strides: tuple[int, ...]) -> InvertedPlan:
         Stage(out, stride, ((3, expansion),) * count)
         for (out, count, expansion), stride in zip(shape, strides, strict=True)
     ]
-    return InvertedPlan(32, stem_stride, tuple(stages), 1280)
+    return InvertedPlan(32, stem_stride, tuple(stages), 1280, "ReLU6")
 
 
 MOBILENETV2_CIFAR = _mobilenetv2(1, (1, 1, 1, 2, 1, 2, 1))
@@ -117,6 +120,7 @@ EFFICIENTNET_B0 = InvertedPlan(
         Stage(320, 1, ((3, 6),)),
     ),
     head=1280,
+    act="SiLU",
     squeeze=4,
 )
 
@@ -133,6 +137,7 @@ PROXYLESSNAS = InvertedPlan(
         Stage(320, 1, ((7, 6),)),
     ),
     head=1280,
+    act="ReLU6",
 )
 
 

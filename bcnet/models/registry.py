@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bcnet.errors import BcnetError, did_you_mean
@@ -20,19 +21,23 @@ if TYPE_CHECKING:
 class ZooModel:
     """A network of the zoo at full widths.
 
-    ``order`` has every width variable in order of first use in the forward pass; ``widths`` and
-    ``variables`` leave out the fixed ones (squeeze-and-excitation). ``flops`` are multiply-accumulates
-    of convolutions and linear layers for one input of ``input_shape`` (C, H, W).
+    ``family`` is the module that builds it from its ``plan``. ``order`` has every width variable in order of first use
+    in the forward pass; ``widths`` and ``variables`` leave out the fixed ones (squeeze-and-excitation). ``flops`` are
+    multiply-accumulates of convolutions and linear layers for one input of ``input_shape`` (C, H, W).
     """
 
     name: str
     family: str
-    order: tuple[Variable, ...]
+    plan: plans.NetworkPlan
     input_shape: tuple[int, int, int]
     classes: int
     flops: int
     params: int
     about: str
+
+    @cached_property
+    def order(self) -> tuple[Variable, ...]:
+        return tuple(self.plan.variables())
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -46,13 +51,6 @@ class ZooModel:
         """What can be said of it without building it."""
         facts = {"name": self.name, "input": self.input_shape, "classes": self.classes, "variables": len(self.widths)}
         return {**facts, "flops": self.flops, "params": self.params, "about": self.about}
-
-    @property
-    def builder(self) -> Callable[..., nn.Module]:
-        """The function of the same name in its family module, ``(widths=None, classes=...) -> nn.Module``."""
-        module = importlib.import_module(f"bcnet.models.{self.family}")
-        build: Callable[..., nn.Module] = getattr(module, self.name)
-        return build
 
     def complete(self, widths: Iterable[int] | None = None) -> tuple[int, ...]:
         """One width for each variable of ``order``: those given, full where none were given, or a :class:`BcnetError`.
@@ -100,14 +98,14 @@ _TABLE: tuple[tuple[str, str, plans.NetworkPlan, _Size, int, int], ...] = (
     ("channel_bench_mobilenet", "channel_bench", plans.CHANNEL_BENCH_MOBILENET, _CIFAR, 211_281_920, 1_804_170),
     ("channel_bench_resnet", "channel_bench", plans.CHANNEL_BENCH_RESNET, _CIFAR, 1_436_226_560, 15_356_170),
     ("vgg19_cifar", "vgg", plans.VGG19, _CIFAR, 398_136_320, 20_035_018),
-    ("mobilenetv2_cifar", "mobilenet", plans.MOBILENETV2_CIFAR, _CIFAR, 296_473_088, 2_236_682),
-    ("mobilenetv2_imagenet", "mobilenet", plans.MOBILENETV2_IMAGENET, _IMAGENET, 300_774_272, 3_504_872),
-    ("resnet18_cifar", "resnet", plans.RESNET18, _CIFAR, 555_422_720, 11_173_962),
+    ("mobilenetv2_cifar", "inverted", plans.MOBILENETV2_CIFAR, _CIFAR, 296_473_088, 2_236_682),
+    ("mobilenetv2_imagenet", "inverted", plans.MOBILENETV2_IMAGENET, _IMAGENET, 300_774_272, 3_504_872),
+    ("resnet18_cifar", "resnet", plans.RESNET18_CIFAR, _CIFAR, 555_422_720, 11_173_962),
     ("resnet18_imagenet", "resnet", plans.RESNET18, _IMAGENET, 1_814_073_344, 11_689_512),
     ("resnet34_imagenet", "resnet", plans.RESNET34, _IMAGENET, 3_663_761_408, 21_797_672),
     ("resnet50_imagenet", "resnet", plans.RESNET50, _IMAGENET, 4_089_184_256, 25_557_032),
-    ("efficientnet_b0_imagenet", "efficientnet", plans.EFFICIENTNET_B0, _IMAGENET, 385_814_752, 5_288_548),
-    ("proxylessnas_imagenet", "proxyless", plans.PROXYLESSNAS, _IMAGENET, 320_427_584, 4_080_512),
+    ("efficientnet_b0_imagenet", "inverted", plans.EFFICIENTNET_B0, _IMAGENET, 385_814_752, 5_288_548),
+    ("proxylessnas_imagenet", "inverted", plans.PROXYLESSNAS, _IMAGENET, 320_427_584, 4_080_512),
 )
 _ABOUT = {
     "digits_cnn": "small net for scikit-learn's digits: a residual and an inverted residual block",
@@ -126,7 +124,7 @@ _ABOUT = {
 }
 
 MODELS: dict[str, ZooModel] = {
-    name: ZooModel(name, family, tuple(plan.variables()), *size, flops, params, _ABOUT[name])
+    name: ZooModel(name, family, plan, *size, flops, params, _ABOUT[name])
     for name, family, plan, size, flops, params in _TABLE
 }
 
@@ -147,4 +145,10 @@ def build(name: str, widths: Iterable[int] | None = None, classes: int | None = 
     model = find(name)
     if classes is not None and not (isinstance(classes, int) and classes >= 1):
         raise BcnetError(f"classes is {classes!r:.40}, but a classifier needs a whole number of at least 1")
-    return model.builder(widths, model.classes if classes is None else classes)
+    family, count = (
+        importlib.import_module(f"bcnet.models.{model.family}"),
+        model.classes if classes is None else classes,
+    )
+    own = getattr(family, name, None)  # of a network that is spelled out
+    made: nn.Module = own(widths, count) if own else family.build(model.plan, model.complete(widths), count)
+    return made

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
-from bcnet.models import plans
 from bcnet.models.layers import Block, Layers, basic_block, conv_bn, finish
 from bcnet.models.plans import ResNetPlan
-from bcnet.models.registry import MODELS
 
 
-def resnet18_cifar(widths: Iterable[int] | None = None, classes: int = 10) -> nn.Module:
-    """(n, 3, 32, 32) to (n, classes)."""
-    return _resnet(plans.RESNET18, MODELS["resnet18_cifar"].complete(widths), classes, small=True)
-
-
-def resnet18_imagenet(widths: Iterable[int] | None = None, classes: int = 1000) -> nn.Module:
-    """(n, 3, 224, 224) to (n, classes)."""
-    return _resnet(plans.RESNET18, MODELS["resnet18_imagenet"].complete(widths), classes)
-
-
-def resnet34_imagenet(widths: Iterable[int] | None = None, classes: int = 1000) -> nn.Module:
-    """(n, 3, 224, 224) to (n, classes)."""
-    return _resnet(plans.RESNET34, MODELS["resnet34_imagenet"].complete(widths), classes)
-
-
-def resnet50_imagenet(widths: Iterable[int] | None = None, classes: int = 1000) -> nn.Module:
-    """(n, 3, 224, 224) to (n, classes)."""
-    return _resnet(plans.RESNET50, MODELS["resnet50_imagenet"].complete(widths), classes)
-
-
-def _resnet(plan: ResNetPlan, widths: Sequence[int], classes: int, small: bool = False) -> nn.Sequential:
-    """``small`` images keep their size in the stem."""
+def build(plan: ResNetPlan, widths: Sequence[int], classes: int) -> nn.Sequential:
+    """The network of ``plan`` at ``widths``, one for each of the plan's variables: (n, 3, H, W) to (n, classes)."""
     width = iter(widths)
     channels = next(width)
-    layers = Layers(stem=conv_bn(3, channels, 3) if small else conv_bn(3, channels, 7, stride=2))
-    if not small:
+    layers = Layers(stem=conv_bn(3, channels, 3) if plan.small else conv_bn(3, channels, 7, stride=2))
+    if not plan.small:
         layers["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
     for i, count in enumerate(plan.blocks, 1):
         blocks: list[nn.Module] = []

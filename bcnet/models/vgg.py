@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from torch import nn
 
-from bcnet.models import plans
 from bcnet.models.layers import Layers, conv_bn, finish
-from bcnet.models.registry import MODELS
+from bcnet.models.plans import VGGPlan
 
 
-def vgg19_cifar(widths: Iterable[int] | None = None, classes: int = 10) -> nn.Module:
-    """(n, 3, 32, 32) to (n, classes): four max poolings, the fifth is the global one."""
-    width = iter(MODELS["vgg19_cifar"].complete(widths))
+def build(plan: VGGPlan, widths: Sequence[int], classes: int) -> nn.Sequential:
+    """(n, 3, 32, 32) to (n, classes): max pooling between the stages, global pooling after the last."""
+    width = iter(widths)
     layers, channels, number = Layers(), 3, 0
-    for i, stage in enumerate(plans.VGG19.stages):
+    for i, stage in enumerate(plan.stages):
         if i > 0:
             layers[f"pool{i}"] = nn.MaxPool2d(2)
         for _ in stage:

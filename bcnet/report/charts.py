@@ -297,6 +297,19 @@ def costs(data: ReportData) -> Figure:
     )
 
 
+def tradeoff_chart(data: words.Metric, traces: list[Figure], cost: str) -> Figure:
+    """Scores against a cost, of several runs or targets."""
+    return _figure(
+        traces,
+        xaxis={"title": {"text": cost}, "tickformat": "~s"},
+        yaxis={
+            "title": {"text": data.metric},
+            "ticksuffix": "%" if data.percent else data.unit,
+            **({} if data.higher_is_better else {"autorange": "reversed"}),
+        },
+    )
+
+
 def scatter(mode: str, name: str, x: Sequence[object], y: Sequence[object], **more: Any) -> Figure:
     """A trace of ``lines``, ``markers`` or both."""
     return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
@@ -335,10 +348,7 @@ def _thinned(trials: Sequence[Trial]) -> Sequence[Trial]:
 def _score(data: ReportData, value: float | None) -> float:
     """What the search's scorer gave for a configuration, as it is shown: a loss stands behind its negation."""
     assert value is not None
-    if data.ranked_by == "loss":
-        return -value
-    shown = value if data.higher_is_better else -value
-    return 100 * shown if data.percent else shown
+    return -value if data.ranked_by == "loss" else words.shown(data, value)
 
 
 def _percent(data: ReportData) -> str:

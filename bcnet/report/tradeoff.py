@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
-from string import Template
 from typing import Any
 
-from bcnet import __version__
+from markupsafe import Markup
+
 from bcnet.report import words
-from bcnet.report.charts import scatter
-from bcnet.report.page import as_json, file_text, packed_plotly
+from bcnet.report.charts import scatter, tradeoff_chart
+from bcnet.report.page import fill
 
 Pair = tuple[float, float]
 
@@ -42,50 +41,31 @@ class Tradeoff:
     unit: str = ""
     higher_is_better: bool = True
 
-    def shown(self, score: float) -> float:
-        """A score as people read it: shares in percent, and negated ones as they were given."""
-        return (100.0 if self.percent else 1.0) * (score if self.higher_is_better else -score)
-
-    def text(self, score: float | None) -> str:
-        if score is None:
-            return "–"
-        return f"{self.shown(score):.2f}%" if self.percent else f"{self.shown(score):.4g}{self.unit}"
-
-
-PAGE = Template(
-    """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,"><title>$title</title><style>
-$style</style></head><body><main><header>
-<p class="eyebrow"><b>bcnet</b> report · $model on $data</p><h1>$title</h1>
-<p class="lead">$lead</p><div class="scroll">$table</div></header>
-<section><h2>$metric against cost</h2><div class="chart" id="tradeoff"></div>
-<p class="caption">$caption</p>
-</section></main><footer>Made by bcnet $version. This page is one file and loads nothing from elsewhere.</footer>
-<script type="text/plain" id="plotly">$plotly</script>
-<script type="application/json" id="charts">$charts</script><script>$script</script>
-</body></html>
-"""
-)
-
 
 def render_tradeoff(data: Tradeoff) -> str:
     """The page as one HTML text."""
     label = words.COSTS.get(data.cost, data.cost)
-    best = ", ".join(f"{data.text(p.slim[1])} at {words.share(p.slim[0], data.full_cost)}" for p in data.points)
-    return PAGE.substitute(
-        title=escape(f"your network: {data.text(data.full_score)} at 100% → slim: {best} of the {label}"),
-        metric=escape(data.metric[:1].upper() + data.metric[1:]),
-        model=escape(data.model),
-        data=escape(data.data),
-        style=file_text("page.css"),
-        lead=escape(_lead(data)),
-        table=_table(data, label),
+    best = ", ".join(f"{words.score(data, p.slim[1])} at {words.share(p.slim[0], data.full_cost)}" for p in data.points)
+    return fill(
+        "tradeoff.html",
+        {"tradeoff": tradeoff_chart(data, _traces(data), label)},
+        title=f"your network: {words.score(data, data.full_score)} at 100% → slim: {best} of the {label}",
+        model=data.model,
+        data=data.data,
+        metric=data.metric,
+        lead=_lead(data),
+        heads=("target", "ships", data.metric, label, "uniform"),
+        rows=[
+            (
+                Markup("<a href='{}/report.html'>{}</a>").format(p.folder, p.budget),
+                p.chosen,
+                words.score(data, p.slim[1]),
+                words.cost(data.cost, p.slim[0]),
+                words.score(data, p.uniform[1] if p.uniform else None),
+            )
+            for p in data.points
+        ],
         caption="Each point was searched, raced and trained for its own budget, once; its own report has more.",
-        version=escape(__version__),
-        plotly=packed_plotly(),
-        charts=as_json({"tradeoff": _chart(data, label)}),
-        script=file_text("page.js"),
     )
 
 
@@ -100,40 +80,16 @@ def _lead(data: Tradeoff) -> str:
     )
 
 
-def _table(data: Tradeoff, label: str) -> str:
-    rows = "".join(
-        f"<tr><td><a href='{escape(p.folder, quote=True)}/report.html'>{escape(p.budget)}</a></td>"
-        f"<td>{escape(p.chosen)}</td><td>{data.text(p.slim[1])}</td><td>{words.cost(data.cost, p.slim[0])}</td>"
-        f"<td>{data.text(p.uniform[1]) if p.uniform else '–'}</td></tr>"
-        for p in data.points
-    )
-    head = "".join(f"<th>{escape(text)}</th>" for text in ("target", "ships", data.metric, label, "uniform"))
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _chart(data: Tradeoff, label: str) -> dict[str, Any]:
-
-    def line(name: str, pairs: list[Pair], colour: str, symbol: str) -> dict[str, Any]:
-        ordered = sorted(pairs)
-        costs, scores = [cost for cost, _ in ordered], [data.shown(score) for _, score in ordered]
-        marker = {"color": colour, "symbol": symbol, "size": 11}
-        return scatter("lines+markers", name, costs, scores, line={"color": colour}, marker=marker)
-
-    traces = [
-        line("slim", [p.slim for p in data.points], "--found", "star"),
-        line("uniform", [p.uniform for p in data.points if p.uniform], "--uniform", "diamond"),
+def _traces(data: Tradeoff) -> list[dict[str, Any]]:
+    lines = [
+        ("slim", [p.slim for p in data.points], "--found", "star"),
+        ("uniform", [p.uniform for p in data.points if p.uniform], "--uniform", "diamond"),
+        ("your network", [] if data.full_score is None else [(data.full_cost, data.full_score)], "--ink", "square"),
     ]
-    if data.full_score is not None:
-        traces.append(line("your network", [(data.full_cost, data.full_score)], "--ink", "square"))
-    unit = "%" if data.percent else data.unit
-    return {
-        "data": [trace for trace in traces if trace["x"]],
-        "layout": {
-            "xaxis": {"title": {"text": label}, "tickformat": "~s"},
-            "yaxis": {
-                "title": {"text": data.metric},
-                "ticksuffix": unit,
-                **({} if data.higher_is_better else {"autorange": "reversed"}),
-            },
-        },
-    }
+    found = []
+    for name, pairs, colour, symbol in lines:
+        ordered = sorted(pairs)
+        costs, scores = [cost for cost, _ in ordered], [words.shown(data, score) for _, score in ordered]
+        marker = {"color": colour, "symbol": symbol, "size": 11}
+        found.append(scatter("lines+markers", name, costs, scores, line={"color": colour}, marker=marker))
+    return [trace for trace in found if trace["x"]]

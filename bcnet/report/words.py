@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from bcnet.report.data import Figures, ReportData
 from bcnet.search.constraints import format_cost
 
+cost = format_cost
 COSTS = {"flops": "FLOPs", "params": "parameters", "memory": "peak memory", "latency": "latency"}
 CRITERIA = {
     "l1": "L1 norms",
@@ -43,16 +44,44 @@ def images(scored_on: str) -> str:
     return {"test": "test images", "val": "validation images", "val/": "images of val/"}.get(scored_on, scored_on)
 
 
-def score(data: ReportData, value: float) -> str:
-    return figure(value, {"unit": "%" if data.percent else data.unit, "higher_is_better": data.higher_is_better})
+class Metric(Protocol):
+    """How scores are shown: shares in percent, else with a unit; those of which lower is better are negated."""
+
+    @property
+    def metric(self) -> str: ...
+    @property
+    def percent(self) -> bool: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def higher_is_better(self) -> bool: ...
 
 
-def figure(value: float, metric: Mapping[str, Any]) -> str:
+def shown(data: Metric, value: float) -> float:
+    """A score as people read it."""
+    return (100.0 if data.percent else 1.0) * (value if data.higher_is_better else -value)
+
+
+def score(data: Metric, value: float | None) -> str:
     """``97.35%`` of a share, else four digits and the unit; a dash for what was not measured."""
-    if math.isnan(value):
+    if value is None or math.isnan(value):
         return "–"
-    shown, unit = value if metric["higher_is_better"] else -value, metric["unit"]
-    return f"{100 * shown:.2f}%" if unit == "%" else f"{shown:.4g}" + (unit and f"\N{NO-BREAK SPACE}{unit}")
+    return f"{shown(data, value):.2f}%" if data.percent else f"{shown(data, value):.4g}{_unit(data)}"
+
+
+class _Described(NamedTuple):
+    metric: str
+    percent: bool
+    unit: str
+    higher_is_better: bool
+
+
+def figure(metric: Mapping[str, Any], value: float) -> str:
+    """A score of the metric that a task describes (:attr:`bcnet.Task.metric`)."""
+    percent = metric["unit"] == "%"
+    return score(
+        _Described(metric["name"], percent, "" if percent else metric["unit"], metric["higher_is_better"]), value
+    )
 
 
 def gap(data: ReportData, value: float) -> str:
@@ -60,7 +89,7 @@ def gap(data: ReportData, value: float) -> str:
     return f"{abs(100 * value):.2f}\N{NO-BREAK SPACE}points" if data.percent else f"{abs(value):.3g}{_unit(data)}"
 
 
-def _unit(data: ReportData) -> str:
+def _unit(data: Metric) -> str:
     return f"\N{NO-BREAK SPACE}{data.unit}" if data.unit else ""
 
 
@@ -73,10 +102,6 @@ def share(part: float, whole: float) -> str:
     """A ratio in percent, with a digit more where it is small."""
     ratio = 100 * part / whole
     return f"{ratio:.0f}%" if ratio >= 9.95 else f"{ratio:.1f}%"
-
-
-def cost(name: str, value: float) -> str:
-    return format_cost(name, value)
 
 
 def milliseconds(value: float | None) -> str:

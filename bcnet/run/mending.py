@@ -18,6 +18,8 @@ from bcnet.search.store import DamagedTrials, TrialStore
 from bcnet.utils.files import UNFINISHED
 
 SEARCH = "search"
+FILES = (".json", ".safetensors", ".sqlite", ".yaml", ".html", ".md", ".onnx", ".pt2")
+"""How the names of a run's files end; no folder of it is called so."""
 
 
 def restore_start(run: Run) -> None:
@@ -25,9 +27,11 @@ def restore_start(run: Run) -> None:
 
     The caller holds ``run.lock()``, so what others left unfinished is of the past.
     """
-    for path in run.folder.glob(f"**/{UNFINISHED}*"):
-        if path.is_file():
+    for path in sorted(run.folder.rglob("*")):
+        if path.name.startswith(UNFINISHED) and path.is_file():
             path.unlink(missing_ok=True)
+        if path.suffix in FILES and path.is_dir():
+            raise BcnetError(f"{path} is a folder, but a file belongs there: move it away and resume the run")
     if run.glance("run") is None:
         run.begin(run.recipe_text, facts(command_line(), run.recipe, str(run.device)))
         run.listener.note("run.json was damaged or missing and is written anew; when and how the run began is lost")

@@ -7,9 +7,9 @@ answered in one sentence that names the key. Where a recipe is silent, the defau
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import yaml
@@ -44,21 +44,19 @@ FOLDER = Path(__file__).parent / "recipes"
 
 @checked
 class Prior:
-    """The prior population: from the ``best`` widths trained (null: from all of them), after the first ``after`` (a
-    share) of the steps."""
+    """The prior population."""
 
-    best: Count | None = 100
-    after: BelowOne = 0.0
+    best: Annotated[Count | None, "how many of the best widths are taken; null: all"] = 100
+    after: Annotated[BelowOne, "the share of training that is left out first"] = 0.0
 
 
 @checked
 class HealingConfig:
-    """What a configuration is given before it is scored: ``steps`` of fine-tuning at ``lr`` (none for ``score: cut``),
-    and batch-norm statistics of ``calibration`` training batches."""
+    """What a configuration is given before it is scored; ``score: cut`` has no steps."""
 
-    steps: Count = 30
-    lr: Positive = 0.02
-    calibration: Count = 8
+    steps: Annotated[Count, "steps of fine-tuning before a configuration is scored"] = 30
+    lr: Annotated[Positive, "their learning rate"] = 0.02
+    calibration: Annotated[Count, "training batches for batch-norm statistics"] = 8
 
 
 class Recipe(BaseModel):
@@ -133,9 +131,7 @@ class Recipe(BaseModel):
         if content.get("start") == "scratch":
             defaults |= _SCRATCH
             content = {**{key: value for key, value in _SCRATCH.items() if key not in content}, **content}
-        if isinstance(content.get("search"), Mapping):
-            content["search"] = {_RENAMED.get(key, key): value for key, value in content["search"].items()}
-        for key in _GROUPS:
+        for key in GROUPS:
             if defaults[key] is not None and isinstance(content.get(key), Mapping):
                 content[key] = {**asdict(defaults[key]), **content[key]}
         return content
@@ -270,7 +266,7 @@ def names() -> list[str]:
 def _sentence(error: ValidationError) -> str:
     """The first mistake of a recipe: its key, and what it must be."""
     *path, _ = error.errors(include_url=False)[0]["loc"] or ("",)
-    owner = _GROUPS.get(str(path[0])) if path else None
+    owner = GROUPS.get(str(path[0])) if path else None
     known = [f.name for f in fields(owner)] if owner else list(Recipe.model_fields)
     return sentence(error, known)
 
@@ -286,20 +282,10 @@ _SCRATCH: dict[str, Any] = {
 }
 """The defaults that differ where networks are trained from scratch."""
 
-_RENAMED = {"climbers": "hill_climbs", "effective": "prior_spread"}
-"""Keys of ``search`` as older recipes and run folders name them."""
-
-_GROUPS: dict[str, Any] = {
-    "loading": LoadOptions,
-    "latency": TimingConfig,
-    "given": Optimisation,
-    "healing": HealingConfig,
-    "race": RaceConfig,
-    "sampling": PathSampling,
-    "supernet": Optimisation,
-    "prior": Prior,
-    "search": SearchConfig,
-    "retrain": Optimisation,
-    "distillation": Distillation,
-    "random": RandomBaseline,
+GROUPS: dict[str, Any] = {
+    key: kind
+    for key, entry in Recipe.model_fields.items()
+    for kind in (entry.annotation, *get_args(entry.annotation))
+    if is_dataclass(kind)
 }
+"""The settings that are groups of their own, with their classes."""

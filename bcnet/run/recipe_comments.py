@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bcnet.run.recipe import Recipe
+from bcnet.run.recipe import GROUPS, Recipe
+from bcnet.utils.settings import meanings
 
 KEYS = {
     "version": "the version of this format",
@@ -55,91 +56,17 @@ KEYS = {
     "seed": "the one seed of everything",
 }
 
-_OPTIMISATION = {
-    "epochs": "passes over the training images",
-    "optimizer": "sgd or rmsprop",
-    "lr": "the highest learning rate",
-    "final_lr": "the learning rate at the end of the cosine",
-    "momentum": "of the optimizer",
-    "nesterov": "whether momentum looks ahead",
-    "weight_decay": "pulls weights to zero",
-    "decay_all": "whether biases and batch norm decay too",
-    "schedule": "cosine, step or exponential",
-    "milestones": "epochs at which step multiplies the learning rate by gamma",
-    "gamma": "the factor of step and exponential",
-    "every": "epochs between two factors of exponential",
-    "warmup": "epochs in which the learning rate rises from zero",
-    "label_smoothing": "the share of every label that is spread over all classes",
-    "ema": "the decay of an average of the weights; 0: none",
-    "clip": "the largest norm of the gradient; 0: any",
-    "head": "limits the learning rate of the last layer to this divided by its inputs; 0: no limit",
-    "bf16": "whether steps are computed in bf16",
-}
-
-GROUPS: dict[str, dict[str, str]] = {
-    "loading": {
-        "batch_size": "images of a training step, over all processes",
-        "eval_batch_size": "the most images of a validation or test batch",
-        "crop": "pixels of padding before a random crop; left out: the data's own",
-        "flip": "whether half of the images are mirrored; left out: the data's own",
-        "cutout": "the side of a random square that is blanked; 0: none",
-        "channels_last": "whether batches come with channels innermost",
-        "image_size": "height and width that images of a folder are resized to",
-        "channels": "3 for colour, 1 for grey, of a folder of images",
-        "workers": "processes that load a folder of images",
-    },
-    "latency": {
-        "batch": "inputs at once",
-        "threads": "threads of the CPU; left out: as many as the run uses",
-        "backend": "torch, or onnxruntime on the CPU",
-        "seconds": "the most time for each figure of the table",
-    },
-    "healing": {
-        "steps": "steps of fine-tuning before a configuration is scored",
-        "lr": "their learning rate",
-        "calibration": "training batches for batch-norm statistics",
-    },
-    "prior": {
-        "best": "how many of the best widths are taken; null: all",
-        "after": "the share of training that is left out first",
-    },
-    "search": {
-        "strategy": "evolution, neighbours, prior, markov, agent, legr, greedy, random, uniform or enumerate",
-        "evaluations": "how many different configurations are scored",
-        "population": "configurations of a generation",
-        "retained": "how many of each generation live on as parents; 0: as many as the population",
-        "feasible_only": "whether offspring beyond a budget are shrunk until they hold it",
-        "pool": "offspring made for each one scored; a surrogate, which predicts scores, picks; 1: no surrogate",
-        "hill_climbs": "how many of the best are improved step by step, by what the surrogate predicts",
-        "explore": "how far the surrogate's doubt is explored, 0 to 1",
-        "front_share": "the share of each generation that is picked for the Pareto front",
-        "choose": "score: the best one; log-width (experimental): a model of all of them decides",
-        "prior_spread": "about how many widths of each layer the first population is drawn from",
-        "executor": "here, or ray to spread scoring over machines",
-        "workers": "of the executor",
-    },
-    "race": {
-        "finalists": "configurations that begin the race",
-        "rounds": "after each, the better half goes on, and who is too close to call",
-        "epochs": "that the rounds take together; left out: half of the training",
-    },
-    "distillation": {"alpha": "the teacher's share of the loss", "temperature": "how soft its answers are made"},
-    "random": {"networks": "how many are tried", "epochs": "that each is trained for"},
-    "sampling": {},
-    **dict.fromkeys(("given", "supernet", "retrain"), _OPTIMISATION),
-}
-
 
 def commented(recipe: Recipe) -> str:
     """The YAML of ``recipe``: a comment above every key, and one behind every key of a group."""
     lines: list[str] = []
-    group = ""
+    within: dict[str, str] = {}
     for line in recipe.to_yaml().splitlines():
         key = line.partition(":")[0]
         if line[:1].strip() and key in KEYS:
-            group = key
+            within = meanings(GROUPS[key]) if key in GROUPS else {}
             lines.append(f"# {KEYS[key]}")
-        elif key.strip() in GROUPS.get(group, {}) and key.startswith("  ") and not key.startswith("   "):
-            line = f"{line}  # {GROUPS[group][key.strip()]}"
+        elif key.startswith("  ") and key[2:] in within:
+            line = f"{line}  # {within[key[2:]]}"
         lines.append(line)
     return "\n".join(lines) + "\n"

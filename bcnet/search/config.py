@@ -15,34 +15,32 @@ from bcnet.utils.settings import Count, Natural, Share, Whole, checked
 class SearchConfig:
     """What to search with. ``SearchConfig()`` is what we recommend; :meth:`paper` is the paper's NSGA-II.
 
-    ``evaluations`` bounds how many different configurations are scored: 50 generations of 40. The five settings
-    after ``retained`` are what evolution adds to NSGA-II; ``docs/results/search.md`` has the effect of each.
+    The five settings after ``retained`` (of which the paper retains 10) are what evolution adds to NSGA-II;
+    ``docs/results/search.md`` has the effect of each. Where the log-width model decides
+    (:class:`~bcnet.search.predictors.log_width.LogWidthModel`), its best configuration is scored last. It is for scores
+    that err, as a supernet's do; ``greedy`` and ``uniform`` end where they end.
     """
 
-    strategy: str = "evolution"
-    evaluations: Count = 2000
-    population: Annotated[Whole, Field(ge=2)] = 40
+    strategy: Annotated[
+        str, "evolution, neighbours, prior, markov, agent, legr, greedy, random, uniform or enumerate"
+    ] = "evolution"
+    evaluations: Annotated[Count, "how many different configurations are scored"] = 2000
+    population: Annotated[Whole, Field(ge=2), "configurations of a generation"] = 40
     seed: Natural = 0
-    retained: Natural = 0
-    """How many of each generation live on as parents; 0: as many as the population. The paper retains 10."""
-    feasible_only: bool = True
-    """Offspring that break a budget are shrunk until they hold it, so none is scored in vain."""
-    pool: Count = 4
-    """Offspring made for each one scored: a surrogate picks the most promising. 1: no surrogate."""
-    hill_climbs: Natural = 10
-    """How many of the best widths, and of the front, climb on the surrogate into that pool."""
-    explore: Share = 1.0
-    """How far the surrogate's doubt is explored: 1 draws it from its posterior, 0 trusts its likeliest guess."""
-    front_share: Share = 0.25
-    """The share of each generation picked for the Pareto front rather than for the best score."""
-    choose: Literal["score", "log-width"] = "score"
-    """What decides: the best ``score``, or the ``log-width`` model (experimental) fitted to all scores, whose best
-    configuration is scored last (:class:`~bcnet.search.predictors.log_width.LogWidthModel`). The model is for scores
-    that err, as a supernet's do; ``greedy`` and ``uniform`` end where they end."""
-    prior_spread: Annotated[float, Field(ge=1)] = 2.0
-    """Prior population: about how many candidates of each variable it is sampled from; 1 takes the likeliest alone."""
-    executor: str = "here"
-    workers: Count = 1
+    retained: Annotated[Natural, "how many of each generation live on as parents; 0: as many as the population"] = 0
+    feasible_only: Annotated[bool, "whether offspring beyond a budget are shrunk until they hold it"] = True
+    pool: Annotated[Count, "offspring made for each one that a surrogate picks to be scored; 1: no surrogate"] = 4
+    hill_climbs: Annotated[Natural, "how many of the best, and of the front, climb on the surrogate into the pool"] = 10
+    explore: Annotated[Share, "how far the surrogate's doubt is explored, 0 to 1"] = 1.0
+    front_share: Annotated[Share, "the share of each generation that is picked for the Pareto front"] = 0.25
+    choose: Annotated[
+        Literal["score", "log-width"], "score: the best one; log-width (experimental): a model of all of them decides"
+    ] = "score"
+    prior_spread: Annotated[
+        float, Field(ge=1), "about how many widths of each layer the first population is drawn from; 1: the likeliest"
+    ] = 2.0
+    executor: Annotated[str, "here, or ray to spread scoring over machines"] = "here"
+    workers: Annotated[Count, "of the executor"] = 1
 
     @model_validator(mode="after")
     def _fits_together(self) -> SearchConfig:

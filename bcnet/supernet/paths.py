@@ -15,7 +15,7 @@ learning rate (``eq8`` as printed is twice that).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -36,17 +36,20 @@ class Path:
 
 @checked
 class PathSampling:
-    """``draws`` widths are sampled uniformly a step; ``complement`` adds the complement of each; ``sides``
-    trains both, alternates them by batch with the same widths twice, or takes the left only. ``sandwich`` adds the
-    widest and the narrowest network, and all but the widest learn from the widest (AutoSlim). ``extremes`` is the
-    share of steps whose first draw is the widest network instead, and its complement the narrowest (without
-    complements: one of the two): weights between channels of opposite ends are in few other paths."""
+    """What a step trains. ``sandwich`` is AutoSlim's. ``extremes`` (one, where there are no complements) are for
+    weights between channels of opposite ends, which are in few other paths."""
 
-    draws: Count = 1
-    complement: bool = True
-    sides: Literal["both", "alternate", "left"] = "both"
-    sandwich: bool = False
-    extremes: Share = 0.0
+    draws: Annotated[Count, "widths that are sampled a step, uniformly"] = 1
+    complement: Annotated[bool, "whether the complement of each is trained too"] = True
+    sides: Annotated[
+        Literal["both", "alternate", "left"], "both, alternate from batch to batch with the same widths, or left only"
+    ] = "both"
+    sandwich: Annotated[bool, "whether the widest network, which teaches the others, and the narrowest are added"] = (
+        False
+    )
+    extremes: Annotated[
+        Share, "the share of steps whose first draw is the widest network, and its complement the narrowest"
+    ] = 0.0
 
     def paths(self, step: int, seed: int, space: WidthSpace, principle: Principle) -> list[Path]:
         """The paths of ``step``, the widest first where it is the teacher."""

@@ -21,34 +21,29 @@ from bcnet.utils.settings import BelowOne, Count, NotNegative, Positive, checked
 
 @checked
 class Optimisation:
-    """How weights are learnt.
+    """How weights are learnt. ``head`` is there because a classifier sums up positive features: the rate it bears falls
+    with their number, while layers before a batch norm bear any."""
 
-    ``schedule``: ``cosine`` to ``final_lr``; ``step`` multiplies by ``gamma`` at the epochs ``milestones``;
-    ``exponential`` multiplies by ``gamma`` every ``every`` epochs. ``warmup`` epochs rise linearly before.
-    Weight decay spares biases and batch-norm parameters unless ``decay_all``. ``ema``, ``clip`` (the norm of the
-    whole gradient) and ``head`` are off at 0. ``head`` keeps the peak rate of the last linear layer's weights to
-    ``head`` / its inputs: a classifier sums up positive features, so the rate it bears falls with their number, while
-    layers before a batch norm bear any.
-    """
-
-    epochs: Count = 20
-    optimizer: Literal["sgd", "rmsprop"] = "sgd"
-    lr: Positive = 0.1
-    final_lr: NotNegative = 0.0
-    momentum: BelowOne = 0.9
-    nesterov: bool = True
-    weight_decay: NotNegative = 0.0
-    decay_all: bool = True
-    schedule: Literal["cosine", "step", "exponential"] = "cosine"
-    milestones: tuple[int, ...] = ()
-    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
-    every: Positive = 1.0
-    warmup: NotNegative = 0.0
-    label_smoothing: BelowOne = 0.0
-    ema: BelowOne = 0.0
-    clip: NotNegative = 0.0
-    head: NotNegative = 0.0
-    bf16: bool = False
+    epochs: Annotated[Count, "passes over the training images"] = 20
+    optimizer: Annotated[Literal["sgd", "rmsprop"], "sgd or rmsprop"] = "sgd"
+    lr: Annotated[Positive, "the highest learning rate"] = 0.1
+    final_lr: Annotated[NotNegative, "the learning rate at the end of the cosine"] = 0.0
+    momentum: Annotated[BelowOne, "of the optimizer"] = 0.9
+    nesterov: Annotated[bool, "whether momentum looks ahead"] = True
+    weight_decay: Annotated[NotNegative, "pulls weights to zero"] = 0.0
+    decay_all: Annotated[bool, "whether biases and batch norm decay too"] = True
+    schedule: Annotated[Literal["cosine", "step", "exponential"], "cosine, step or exponential"] = "cosine"
+    milestones: Annotated[tuple[int, ...], "epochs at which step multiplies the learning rate by gamma"] = ()
+    gamma: Annotated[float, Field(gt=0, le=1), "the factor of step and exponential"] = 0.1
+    every: Annotated[Positive, "epochs between two factors of exponential"] = 1.0
+    warmup: Annotated[NotNegative, "epochs in which the learning rate rises from zero"] = 0.0
+    label_smoothing: Annotated[BelowOne, "the share of every label that is spread over all classes"] = 0.0
+    ema: Annotated[BelowOne, "the decay of an average of the weights; 0: none"] = 0.0
+    clip: Annotated[NotNegative, "the largest norm of the whole gradient; 0: any"] = 0.0
+    head: Annotated[NotNegative, "limits the last layer's learning rate to this divided by its inputs; 0: no limit"] = (
+        0.0
+    )
+    bf16: Annotated[bool, "whether steps are computed in bf16"] = False
 
     @model_validator(mode="after")
     def _fits_together(self) -> Optimisation:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
@@ -36,13 +36,12 @@ PARTS = 40
 
 @checked
 class RaceConfig:
-    """``finalists`` begin; after each of ``rounds`` the better half goes on, after the last one alone, and with them
-    those that are worse by no more than chance, as many again at the most. The rounds take ``epochs`` of the training
-    (half of it where left out), each twice as long as the one before."""
+    """After the last round one goes on alone. Of those too close to call, at most as many as the better half go on with
+    it. Every round is twice as long as the one before."""
 
-    finalists: Count = 6
-    rounds: Count = 3
-    epochs: Count | None = None
+    finalists: Annotated[Count, "configurations that begin the race"] = 6
+    rounds: Annotated[Count, "after each, the better half goes on, and who is too close to call"] = 3
+    epochs: Annotated[Count | None, "that the rounds take together; left out: half of the training"] = None
 
     def milestones(self, epochs: int) -> list[int]:
         """The epochs, rising, at whose ends the rounds of a training of ``epochs`` end; none after its last epoch."""

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -41,10 +41,10 @@ MOST_TARGETS = 256
 
 @checked
 class Distillation:
-    """Learning from a teacher: ``alpha`` of the loss is the teacher's, at a ``temperature``."""
+    """Learning from a teacher."""
 
-    alpha: Share = 0.5
-    temperature: Positive = 1.0
+    alpha: Annotated[Share, "the teacher's share of the loss"] = 0.5
+    temperature: Annotated[Positive, "how soft its answers are made"] = 1.0
 
     def loss(self, task: Task, output: Any, target: Tensor, teacher: Any) -> Tensor:
         """Both losses together; the square of the temperature keeps the teacher's gradients at their size. Outputs may
@@ -59,10 +59,10 @@ class Distillation:
 
 @checked
 class RandomBaseline:
-    """The paper's baseline ``random``: ``networks`` of them are trained for ``epochs``, the best one to the end."""
+    """The paper's baseline ``random``: of several networks that are trained for a short while, the best to the end."""
 
-    networks: Count = 20
-    epochs: Count = 50
+    networks: Annotated[Count, "how many are tried"] = 20
+    epochs: Annotated[Count, "that each is trained for"] = 50
 
 
 @checked

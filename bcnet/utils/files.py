@@ -146,6 +146,9 @@ def clear_errors(what: str, again: str = "try again") -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno == errno.EISDIR:
+            place = error.filename2 or error.filename
+            raise BcnetError(f"cannot write {what}: {place} is a folder, so move it away and {again}") from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise BcnetError(f"no space is left for {what}: free some and {again}") from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

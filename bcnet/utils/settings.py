@@ -4,7 +4,9 @@ A mistake is a :class:`BcnetError` in one sentence that names the field, here an
 
     @checked
     class Sampling:
-        draws: Count = 1
+        draws: Annotated[Count, "how many widths are sampled a step"] = 1
+
+What a field means stands beside its type; ``bcnet recipe show`` prints it (:func:`meanings`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import field, fields
 from functools import wraps
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass as validated
@@ -52,6 +54,13 @@ def checked(cls: type[T]) -> type[T]:
     made.__init__ = init
     checked_class: type[T] = made
     return checked_class
+
+
+def meanings(settings: type) -> dict[str, str]:
+    """What each field of a class of settings means, of those that say so."""
+    hints = get_type_hints(settings, include_extras=True)
+    said = {name: [part for part in get_args(hint)[1:] if isinstance(part, str)] for name, hint in hints.items()}
+    return {name: texts[-1] for name, texts in said.items() if texts}
 
 
 _MUST_BE = {

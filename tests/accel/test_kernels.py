@@ -50,31 +50,44 @@ def gradients(net, kernels, x, y, paths, smoothing, teachers=None):
     return losses, {n: p.grad.clone() for n, p in net.named_parameters()}
 
 tolerance = 2e-4 if dtype == torch.float32 else 0.06
-for channels, kernel, stride, size, images in ((1, 3, 1, 5, 1), (5, 3, 2, 6, 2), (7, 5, 1, 3, 2)):
-    torch.manual_seed(channels)
-    space = trace(Block(channels, kernel, stride), torch.randn(2, 3, size, size), groups=min(4, channels))
-    net = Supernet(space).to(device)
-    for p in net.parameters():
-        if p.dim() == 1:
-            nn.init.uniform_(p, 0.5, 1.5)
-    x, y = torch.randn(images, 3, size, size), torch.arange(images)
-    x, y = x.to(device), y.to(device)
-    narrow, wide = net.space.sample(np.random.default_rng(0), 1)[0], net.space.max
-    both, taught = [(wide, "left"), (wide, "right")], [(wide, "left"), (narrow, "right")]
-    for paths, teachers in ((both, None), (taught, [None, 0])):
-        found, got = gradients(net, fused, x, y, paths, 0.1, teachers)
-        wanted, expected = gradients(net, reference, x, y, paths, 0.1, teachers)
-        torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
-        largest = max(float(g.norm()) for g in expected.values())
-        for name, gradient in expected.items():
-            error = float((got[name] - gradient).norm())
-            assert error <= tolerance * (float(gradient.norm()) + 0.1 * largest), (channels, kernel, name, error)
-missing = [name for name, kernel in vars(fused).items() if isinstance(kernel, Kernel) and kernel not in launched]
-assert not missing, missing
+channels, kernel, stride, size, images = map(int, sys.argv[2].split())
+torch.manual_seed(channels)
+space = trace(Block(channels, kernel, stride), torch.randn(2, 3, size, size), groups=min(4, channels))
+net = Supernet(space).to(device)
+for p in net.parameters():
+    if p.dim() == 1:
+        nn.init.uniform_(p, 0.5, 1.5)
+x, y = torch.randn(images, 3, size, size), torch.arange(images)
+x, y = x.to(device), y.to(device)
+narrow, wide = net.space.sample(np.random.default_rng(0), 1)[0], net.space.max
+both, taught = [(wide, "left"), (wide, "right")], [(wide, "left"), (narrow, "right")]
+for paths, teachers in ((both, None), (taught, [None, 0])):
+    found, got = gradients(net, fused, x, y, paths, 0.1, teachers)
+    wanted, expected = gradients(net, reference, x, y, paths, 0.1, teachers)
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    largest = max(float(g.norm()) for g in expected.values())
+    for name, gradient in expected.items():
+        error = float((got[name] - gradient).norm())
+        assert error <= tolerance * (float(gradient.norm()) + 0.1 * largest), (channels, kernel, name, error)
+missing = {name for name, kernel in vars(fused).items() if isinstance(kernel, Kernel) and kernel not in launched}
+assert missing == set(sys.argv[3].split()), missing
 """
+ROWS, ANY = {"_depthwise_rows", "_depthwise_rows_back"}, {"_depthwise_back", "_depthwise_weight"}
+CASES = {
+    "one channel, one image": ((1, 3, 1, 5, 1), {"_depthwise", "_depthwise_half_back", *ANY}),
+    "halved": ((5, 3, 2, 6, 2), {*ROWS, *ANY}),
+    "odd kernel": ((7, 5, 1, 3, 2), {*ROWS, "_depthwise_half_back"}),
+}
+"""By name: channels, kernel, stride, size and images, and the kernels that only other cases launch."""
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_fused_step_is_that_of_the_reference(dtype: str) -> None:
-    """Odd sizes, one channel, one image, sides next to each other and apart, a teacher; in both dtypes."""
-    run_kernels(SCRIPT, dtype)
+@pytest.mark.parametrize("case", CASES)
+def test_the_fused_step_is_that_of_the_reference(case: str, dtype: str) -> None:
+    """Odd sizes, sides next to each other and apart, a teacher; in both dtypes."""
+    form, others = CASES[case]
+    run_kernels(SCRIPT, dtype, " ".join(map(str, form)), " ".join(others))
+
+
+def test_every_kernel_is_launched_in_some_case() -> None:
+    assert not set.intersection(*(others for _, others in CASES.values()))

@@ -1,20 +1,14 @@
-"""The convolution that all candidates share, in Triton's interpreter: against torch, and in whole networks.
-
-The interpreter must be chosen before Triton is imported, so the checks run in a process of their own.
-"""
+"""The convolution that all candidates share, in Triton's interpreter: against torch, and in whole networks."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from helpers.kernels import run_kernels
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 PRELUDE = """
+import os
 import numpy as np, torch
 from torch import nn
 from bcnet.space.network import trace
@@ -25,7 +19,11 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.accel.enumeration.walker import Walker
 torch.manual_seed(0)
 torch.set_num_threads(1)
-gpu_conv.IMAGES, gpu_conv.WIDTH = 16, 32
+real = os.environ.get("BCNET_DEVICE") == "cuda"
+if real:
+    torch.set_default_device("cuda")
+else:
+    gpu_conv.IMAGES, gpu_conv.WIDTH = 16, 32
 def norm(y, weight, bias):
     return torch.batch_norm(y, weight, bias, None, None, True, 0.0, 1e-5, False)
 def supernet(module):
@@ -34,41 +32,41 @@ def supernet(module):
         nn.init.normal_(parameter, std=0.5)
     return net
 def close(found, expected, rtol=1e-5):
-    torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
+    torch.testing.assert_close(found.float(), expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
 """
 
 
 def check(code: str) -> None:
-    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(path)}
-    done = subprocess.run([sys.executable, "-c", PRELUDE + code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_kernels(PRELUDE + code)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("starts", [(0, 128), (128, 0)])
 def test_sums_statistics_and_results(starts: tuple[int, ...], stride: int) -> None:
-    """Two groups of 128 channels, from the left and from the right; the second block of images is not full."""
+    """Two groups of 128 channels, from the left and from the right; the second block of images is not full. On a GPU
+    in bfloat16, with tiles of the size that it uses."""
     check(f"""
-x = torch.randn(18, 264, 3, 2).contiguous(memory_format=torch.channels_last)[:, 8:]
-weight, gamma, beta = torch.randn(40, 256, 3, 3), torch.randn(40), torch.randn(40)
+dtype, more = (torch.bfloat16, 1e-2) if real else (torch.float32, 0)
+x = torch.randn(gpu_conv.IMAGES + 2, 264, 3, 2).to(dtype).contiguous(memory_format=torch.channels_last)[:, 8:]
+weight, gamma, beta = torch.randn(40, 256, 3, 3).to(dtype), torch.randn(40), torch.randn(40)
 groups = gpu_conv.Groups.of([((start, 128),) for start in {starts}])
 assert gpu_conv.fits(x, weight, groups)
 cuts = [weight[:, start : start + 128] for start in {starts}]
 sums, found, size = gpu_conv.convolve(x, gpu_conv.packed(cuts), groups, (3, {stride}, 1))
 affine = gpu_conv.norm(found, len(x), (gamma, beta, 1e-5))
-other = torch.randn(sums.shape[1], 48)[:, 3:43]
-parts = [torch.conv2d(x[:, s : s + 128], cut, None, {stride}, 1) for s, cut in zip({starts}, cuts)]
+other = torch.randn(sums.shape[1], 48).to(dtype)[:, 3:43]
+given = x.float()
+parts = [torch.conv2d(given[:, s : s + 128], cut.float(), None, {stride}, 1) for s, cut in zip({starts}, cuts)]
 expected = [parts[0], parts[0] + parts[1]]
 assert size == parts[0].shape[2:]
 for k in range(2):
-    close(sums[k], matrix(expected[k]))
+    close(sums[k], matrix(expected[k]), 1e-5 + more)
 pooled = gpu_conv.apply_pool(sums, affine, other, True, len(x))
 results = gpu_conv.apply(sums, affine, other, relu=True)
 for k in range(2):
     result = (matrix(norm(expected[k], gamma, beta)) + other).relu()
-    close(results[k], result, 1e-4)
-    close(pooled[k], result.unflatten(0, (len(x), -1)).mean(1), 1e-4)
+    close(results[k], result, 1e-4 + more)
+    close(pooled[k], result.unflatten(0, (len(x), -1)).mean(1), 1e-4 + more)
 """)
 
 

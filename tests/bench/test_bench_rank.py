@@ -36,7 +36,7 @@ def tiny():
 
 tiny.input_shape = (1, 8, 8)
 """
-METHODS = ("bcv2", "bcv2-alternate", "bcv2-printed", "bc", "ua", "autoslim", "tas")
+METHODS = ("bcv2", "bcv2-alternate", "bcv2-printed", "bc", "ua", "autoslim", "tas", "meta")
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_every_method_trains_and_ranks_with_four_paths_a_step(
 ) -> None:
     report = rank(replace(config, method=method), data(), table)
     assert report["paths_per_step"] == (2 if method == "bcv2-alternate" else 4)
-    sides = ["left"] if method in ("ua", "autoslim", "tas") else ["left", "right"]
+    sides = ["left"] if method in ("ua", "autoslim", "tas", "meta") else ["left", "right"]
     for part in ("held_out", "test"):
         found = report[part]
         assert [k for k in found if k.startswith("accuracy_")] == [f"accuracy_{s}" for s in sides]
@@ -117,7 +117,7 @@ def test_the_scores_are_those_of_the_trained_paths(config: RankConfig, table: Ch
     np.testing.assert_allclose(scores.by_side["loss"], stored["held_out_loss"][:, rows].T, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["bcv2", "tas"])
+@pytest.mark.parametrize("method", ["bcv2", "tas", "meta"])
 def test_a_finished_experiment_is_read_and_a_stopped_one_goes_on(
     config: RankConfig, table: ChannelBench, tmp_path: Path, method: str
 ) -> None:
@@ -204,8 +204,8 @@ def test_the_command(config: RankConfig, table: ChannelBench, tmp_path: Path) ->
         ({"space": "mobile"}, "unknown space 'mobile': there are mobilenet, resnet, or give a model and its own table"),
         (
             {"method": "bcv3"},
-            "unknown method 'bcv3': there are bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops, "
-            "params, widths",
+            "unknown method 'bcv3': there are bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, meta, "
+            "flops, params, widths",
         ),
     ],
 )

@@ -238,7 +238,7 @@ def test_the_search_near_rules_gives_a_plan(benchmark: Any, base: Path, tmp_path
     ours.main([*flags, "--population", "5", "--evaluations", "3", "--steps", "1", "--groups", "8", "--seconds", "60"])
     written = json.loads(out.read_text())
     entries, facts = written["vgg19_cifar"]["40%"], written["facts"]
-    assert set(entries) == {f"bcnet-near-{number}" for number in range(1, 5)}
+    assert set(entries) == {*(f"bcnet-near-{number}" for number in range(1, 5)), "bcnet-mean", "bcnet-lamp"}
     losses = [trial["loss"] for trial in facts["trials"]]
     assert losses == sorted(losses)
     assert len(losses) >= 5

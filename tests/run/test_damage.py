@@ -106,6 +106,28 @@ def test_what_is_damaged_is_made_again(
     assert resumed(copied) == ([], [])
 
 
+def test_a_folder_in_the_place_of_a_file_is_said_and_the_advice_works(finished: Path, copied: Run) -> None:
+    """Any file of a run, the lock included; and nothing of what a user keeps in such a folder is touched."""
+    for file in (path.relative_to(finished) for path in finished.rglob("*") if path.is_file()):
+        place, kept = copied.path(str(file)), copied.folder.parent / "moved"
+        whole = place.read_bytes()
+        place.unlink()
+        place.mkdir()
+        (place / "notes.txt").write_text("mine")
+        with pytest.raises(BcnetError, match=r"is a folder, (but|so).* move it away and resume") as caught:
+            resumed(copied)
+        assert str(place) in str(caught.value)
+        assert (place / "notes.txt").read_text() == "mine"
+        place.rename(kept)
+        if file.suffix in (".html", ".yaml") or file.name == "lock":
+            resumed(copied)  # made again; that other files are too has a test of its own
+        else:
+            place.write_bytes(whole)
+        shutil.rmtree(kept)
+    assert resumed(copied) == ([], [])
+    assert tinyrun.outcome(copied.folder) == tinyrun.outcome(finished)
+
+
 def test_networks_that_are_whole_are_not_trained_again(copied: Run) -> None:
     flip(copied.path("retrain", "found.safetensors"))
     kept = copied.path("retrain", "full.json").stat().st_mtime_ns

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from bcnet.accel.fused_step.ahead import compile_ahead
 from bcnet.accel.fused_step.eager import Slices, Statistics
 from bcnet.accel.fused_step.program import Program, compile_program
 from bcnet.accel.fused_step.tape import Tape
@@ -47,6 +48,7 @@ class FusedEngine:
         multiple: int = 8,
     ):
         self.net, self.dtype, self.together = net, dtype, together
+        self.ready = False  # whether its kernels are compiled
         self.statistics: Statistics = "tracked" if track else "batch"
         self.kernels = _triton_kernels() if kernels is None else kernels
         self.program: Program = compile_program(net.space)
@@ -59,6 +61,11 @@ class FusedEngine:
         self._used = [parameters[name] for name in self._all]
         self._addresses = np.empty(0, dtype=np.int64)
         self.refresh()
+
+    def on(self, net: Supernet) -> FusedEngine:
+        """The same engine for another supernet."""
+        tracks = self.statistics == "tracked"
+        return FusedEngine(net, self.kernels, self.dtype, self.together, tracks, self._multiple)
 
     def zero(self) -> None:
         """Gradients to zero, in one launch."""
@@ -79,6 +86,8 @@ class FusedEngine:
         """Losses (p,) of images x (n, C, h, w) and labels y (n,); adds the gradients of their sum by ``weights`` (p,),
         the mean by default. ``teachers`` are the numbers of earlier paths that paths learn from (None: labels).
         ``loss`` of logits (n, classes) and y takes the place of cross entropy."""
+        if not self.ready:
+            compile_ahead(self, x)
         self.refresh()
         image = x.to(self.dtype, memory_format=torch.channels_last)
         shares = _weights(weights, len(paths))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from bcnet.accel.fused_step.ahead import compile_ahead
 from bcnet.accel.fused_step.choose import why_not_plain
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Norm, Unsupported
@@ -53,6 +54,7 @@ class PlainStep:
         self.engine = FusedEngine(net, kernels, dtype, track=True)
         if not any(isinstance(layer, Norm) for layer in self.engine.program.layers):
             raise Unsupported("no batch norm of it has a fused kernel")
+        compile_ahead(self.engine, example, [self._widths])
         self._check(network, example[:CHECKED])
         self._recorded = CudaGraphStep(self._learn) if example.is_cuda else self._learn
 

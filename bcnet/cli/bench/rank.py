@@ -19,7 +19,8 @@ def rank(
     ] = "",
     groups: Annotated[int, options.GROUPS] = 4,
     method: Annotated[
-        str, typer.Option(help="bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, flops, params or widths.")
+        str,
+        typer.Option(help="bcv2, bcv2-alternate, bcv2-printed, bc, ua, autoslim, tas, meta, flops, params or widths."),
     ] = "bcv2",
     epochs: Annotated[int, typer.Option(min=1, help="Epochs the supernet is trained.")] = 26,
     seeds: Annotated[str, typer.Option(help="One seed or several, as in 0,1,2.")] = "0",

@@ -76,4 +76,4 @@ def _doubt(run: Run) -> str:
 
 
 def _figure(run: Run, measured: dict[str, float]) -> str:
-    return f"{run.task.name} {words.figure(measured['score'], run.task.metric)}"
+    return f"{run.task.name} {words.figure(run.task.metric, measured['score'])}"

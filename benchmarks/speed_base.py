@@ -1,0 +1,121 @@
+"""What the rows of benchmarks/speed_rows.py share: a device with sizes that suit it, and the ways to step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bcnet.accel.fused_step import FusedEngine, PlainStep
+from bcnet.accel.kernels import reference
+from bcnet.search import Constraints
+from bcnet.space.network import NetworkSpace, trace
+from bcnet.supernet.supernet import Supernet
+from bcnet.training.cuda_graph import CudaGraphStep
+
+ROUNDS, STEPS = 3, 20
+Action = Callable[[], object]
+
+
+class Bench:
+    """A device, and sizes that suit it; ``warm`` runs everything for a moment, on few images."""
+
+    def __init__(self, device: str, warm: bool = False):
+        self.device, self.tiny, self.warm = device, device == "cpu", warm or device == "cpu"
+
+    def batch(self, count: int, size: int, classes: int = 10, whole: bool = False) -> tuple[Tensor, Tensor]:
+        x = torch.randn(2 if self.tiny else 16 if self.warm and not whole else count, 3, size, size)
+        x = x.to(self.device, memory_format=torch.channels_last)
+        return x, torch.randint(0, classes, (len(x),), device=self.device)
+
+    def ms(self, steps: int = STEPS, **actions: Action) -> dict[str, float]:
+        """Milliseconds of actions once they are warm, by turns: of each the median of three."""
+        found: dict[str, list[float]] = {name: [] for name in actions}
+        for action in actions.values():
+            for _ in range(2 if self.warm else 6):
+                action()
+        for _ in range(1 if self.warm else ROUNDS):
+            for name, action in actions.items():
+                self.wait()
+                start = time.perf_counter()
+                for _ in range(1 if self.warm else steps):
+                    action()
+                self.wait()
+                found[name].append(1e3 * (time.perf_counter() - start) / (1 if self.warm else steps))
+        return {f"{name}_ms": sorted(times)[len(times) // 2] for name, times in found.items()}
+
+    def wait(self) -> None:
+        if not self.tiny:
+            torch.cuda.synchronize()
+
+    def on(self, network: nn.Module) -> nn.Module:
+        return network.to(self.device, memory_format=torch.channels_last).train()
+
+    def engine(self, net: Supernet) -> FusedEngine:
+        return FusedEngine(net, reference, torch.float32) if self.tiny else FusedEngine(net)
+
+    def fused(self, network: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module | None = None) -> Action:
+        """A fused step with SGD."""
+        network = self.on(network)
+        kernels = (reference, torch.float32) if self.tiny else (None, torch.bfloat16)
+        step = PlainStep(network, x, loss_with(teacher), *kernels)
+        sgd = self.sgd(network)
+        return lambda: (step(x, y), sgd.step())
+
+    def sgd(self, network: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(network.parameters(), 1e-3, 0.9, fused=not self.tiny)
+
+    def plain(self, network: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module | None = None) -> Action:
+        """PyTorch's step: autocast, channels last, a CUDA graph."""
+        network = self.on(network)
+        loss = loss_with(teacher)
+
+        def learn(images: Tensor, labels: Tensor) -> Tensor:
+            network.zero_grad(set_to_none=self.tiny)
+            with torch.autocast(self.device, torch.bfloat16):
+                found = loss(network(images), images, labels)
+            found.backward()
+            return found.detach()[None]
+
+        step = learn if self.tiny else CudaGraphStep(learn, network)
+        sgd = self.sgd(network)
+        return lambda: (step(x, y), sgd.step())
+
+    def compiled(self, network: nn.Module, x: Tensor, y: Tensor) -> Action:
+        """PyTorch's step by torch.compile, which makes CUDA graphs of its own."""
+        network = self.on(network)
+        call = network if self.tiny else torch.compile(network, mode="reduce-overhead")
+        sgd = self.sgd(network)
+
+        def step() -> None:
+            sgd.zero_grad()
+            with torch.autocast(self.device, torch.bfloat16):
+                F.cross_entropy(call(x), y).backward()
+            sgd.step()
+
+        return step
+
+
+def loss_with(teacher: nn.Module | None) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    def loss(output: Any, x: Tensor, y: Tensor) -> Tensor:
+        labelled = F.cross_entropy(output.float(), y)
+        if teacher is None:
+            return labelled
+        with torch.no_grad():
+            soft = teacher(x).float().softmax(1)
+        return 0.1 * labelled + 0.9 * F.cross_entropy(output.float(), soft)
+
+    return loss
+
+
+def uniform(space: NetworkSpace, budget: str) -> Any:
+    return Constraints(space, space.costs, [budget]).uniform()
+
+
+def supernet_of(bench: Bench, model: nn.Module, size: int, groups: int) -> Supernet:
+    space = trace(model, torch.randn(2, 3, size, size), groups=groups, check=False)
+    return Supernet(space, "bcv2").to(bench.device).train()

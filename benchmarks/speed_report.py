@@ -1,0 +1,194 @@
+"""Writes docs/results/speed.md and imagenet-plan.md from what speed_rows.py and device_tests.py wrote.
+
+    python benchmarks/speed_report.py [--from FOLDER]
+
+With ``--from``, FOLDER's speed-rows.json and device-tests.json are copied beside the pages first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bcnet.run.recipe import Recipe
+from bcnet.utils.provenance import origin
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+FILES = ("speed-rows.json", "device-tests.json")
+Rows = dict[str, dict[str, Any]]
+
+SPEED = """# Where users wait, on a GPU
+
+Made by `benchmarks/speed_report.py` from [speed-rows.json](speed-rows.json), which `benchmarks/speed_rows.py` wrote
+on one H200 ({origin}).
+Milliseconds are medians of three rounds, the ways of a row by turns in one process, SGD included, bf16, random images;
+each row once. PyTorch's step is autocast with channels last, recorded as a CUDA graph; its supernet's step is launched
+kernel by kernel, as every step has other widths.
+
+| work | bcnet | PyTorch | `torch.compile` | goal | |
+| --- | ---: | ---: | ---: | ---: | --- |
+{table}
+
+{notes}
+
+What the table does not show: other GPUs, other networks, how the figures vary from one run to the next, and the time
+that data take to arrive.
+
+## The kernels on this GPU
+
+{tests}
+
+## Out of memory
+
+With 4 GiB allowed, batches of 4,096 images ([the row `memory`](speed-rows.json)):
+
+{memory}
+"""
+PLAN = """# What the ImageNet recipes would take
+
+Made by `benchmarks/speed_report.py` from [speed-rows.json](speed-rows.json): some steps of each recipe on random images
+of 224² on one H200 ({origin}):
+two paths of the supernet, scoring of one path, and retraining at the first budget, each with the recipe's batch. Hours
+are those of the recipe's epochs of supernet training and of one retraining over 1,281,167 images, on one GPU, and an
+eighth of them on eight. **No recipe was run to its end**; loading images, scoring in the search and validation are not
+counted, nor what eight GPUs lose to each other.
+
+| recipe | batch | supernet, images/s | retraining, images/s | memory, GiB | hours, 1 GPU | hours, 8 GPUs |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+{table}
+"""
+
+
+def number(found: dict[str, Any], name: str, unit: str, times: float = 1.0) -> str:
+    return f"{times * found[name]:.3g} {unit}" if name in found else "–"
+
+
+def line(rows: Rows, row: str, work: str, names: tuple[str, str], goal: float, unit: str = "ms") -> str:
+    """A line of the table, from a row of the file and the names of its figures: bcnet's and PyTorch's."""
+    found, suffix = rows.get(row, {}), "_ms" if unit == "ms" else "_s"
+    own, other = (f"{name}{suffix}" for name in names)
+    compiled = rows.get("torch.compile", {})
+    third = number(compiled, own.replace("fused", "compile"), unit) if row == "plain step, MobileNetV2" else "–"
+    if own in found:
+        verdict = "met" if found[own] <= goal else "missed"
+    else:
+        verdict = f"not measured: {found.get('failed', 'no time was left')[:80]}"
+    figures = f"{number(found, own, unit)} | {number(found, other, unit)} | {third}"
+    return f"| {work} | {figures} | {goal:g} {unit} | {verdict} |"
+
+
+def against(found: dict[str, Any], own: str, base: str, times: float, work: str, compiled: str = "–") -> str:
+    """A line whose goal is a multiple of another figure of its row."""
+    if own not in found or base not in found:
+        return f"| {work} | – | – | {compiled} | {times:g} × | not measured: {found.get('failed', 'no time')[:80]} |"
+    ratio, allowed = found[own] / found[base], times * found[base]
+    verdict = f"{'met' if found[own] <= allowed else 'missed'}: {ratio:.2f} ×"
+    pytorch = number(found, own.replace("fused", "pytorch"), "ms")
+    return f"| {work} | {number(found, own, 'ms')} | {pytorch} | {compiled} | {allowed:.3g} ms | {verdict} |"
+
+
+def speed(rows: Rows, tests: dict[str, Any]) -> str:
+    plain, supernet = rows.get("plain step, MobileNetV2", {}), dict(rows.get("supernet step, MobileNetV2", {}))
+    if "one_plain_step_ms" in supernet:
+        supernet["four_ms"] = 4 * supernet["one_plain_step_ms"]
+    resnet, compiled = rows.get("plain step, ResNet50", {}), rows.get("torch.compile", {})
+    best = dict(resnet)
+    if "pytorch_ms" in resnet:
+        best["best_ms"] = min(resnet["pytorch_ms"], compiled.get("compile_resnet50_ms", resnet["pytorch_ms"]))
+    step, space = "plain step, MobileNetV2", "supernet step, {} space"
+    lines = [
+        line(rows, step, "plain step, MobileNetV2 CIFAR, batch 256", ("fused_whole", "pytorch_whole"), 9),
+        line(rows, step, "the same at 44M", ("fused_cut", "pytorch_cut"), 4.5),
+        against(plain, "fused_cut_taught_ms", "fused_cut_ms", 1.5, "the same with a teacher (whole)"),
+        against(best, "fused_ms", "best_ms", 1, "plain step, ResNet50, 224², batch 128",
+                number(compiled, "compile_resnet50_ms", "ms")),
+        line(rows, space.format("MobileNet"), "supernet step, four paths, MobileNet space", ("fused", "pytorch"), 7),
+        line(rows, space.format("ResNet"), "the same, ResNet space", ("fused", "pytorch"), 8),
+        against(supernet, "fused_ms", "four_ms", 1.2, "the same, MobileNetV2 CIFAR, against four plain steps"),
+        line(rows, "scoring", "480 configurations × 2 sides × 2,500 images", ("shared", "one by one"), 6, "s"),
+        exhaustive(rows, "MobileNet", 15),
+        exhaustive(rows, "ResNet", 50),
+        line(rows, "start", "start of Python to the first step, kernels compiled before", ("warm", ""), 5, "s"),
+        line(rows, "start", "the same, nothing compiled", ("cold", ""), 15, "s"),
+    ]  # fmt: skip
+    memory = rows.get("memory", {})
+    stages = [
+        f"- {name}: {memory[name]['result']}; notices: {'; '.join(memory[name]['notices']) or 'none'}."
+        for name in ("training", "scoring", "enumeration")
+        if name in memory
+    ]
+    return SPEED.format(
+        origin=origin(rows["provenance"]),
+        table="\n".join(lines),
+        notes=notes(rows),
+        tests=tested(tests),
+        memory="\n".join(stages) or "It was not measured.",
+    )
+
+
+def exhaustive(rows: Rows, space: str, goal: float) -> str:
+    found = rows.get(f"all networks, {space} space", {})
+    given = {"all": {**found, **({"all_s": found["seconds"]} if "seconds" in found else {})}}
+    if "one_by_one_seconds" in found:
+        given["all"]["one_s"] = found["one_by_one_seconds"]
+    return line(given, "all", f"all 16,384 networks, {space} space", ("all", "one"), goal, "s")
+
+
+def notes(rows: Rows) -> str:
+    start, scoring = rows.get("start", {}), rows.get("scoring", {})
+    words = {"nothing compiled": start.get("cold_s in words"), "compiled before": start.get("warm_s in words")}
+    said = [f"- Seconds to the first step, {name}: {text}." for name, text in words.items() if text]
+    if "fused_s" in scoring:
+        seconds = scoring["fused_s"]
+        said.append(
+            f"- The 480 configurations one by one by the fused step's kernels, from 24 of them: {seconds:.3g} s."
+        )
+    return "\n".join(said)
+
+
+def tested(tests: dict[str, Any]) -> str:
+    counts = Counter(row["outcome"] for row in tests.get("tests", []))
+    if not counts:
+        return "They were not tested in this run."
+    words = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    versions = " and ".join(f"{name} {version}" for name, version in tests["versions"].items())
+    others = [f"\n- {row['outcome']}: {row['test']}" for row in tests["tests"] if row["outcome"] != "passed"]
+    return (
+        f"`benchmarks/device_tests.py` ([output](device-tests.json)) runs every Triton kernel against its reference,\n"
+        f"on {tests['device']} with {versions}: {words}.{''.join(others)}"
+    )
+
+
+def plan(rows: Rows) -> str:
+    lines = []
+    for row, found in rows.items():
+        name = row.removeprefix("imagenet ")
+        if name == row:
+            continue
+        figures = [number(found, f"{stage}_images_per_second", "") for stage in ("supernet", "retrain")]
+        figures += [number(found, key, "") for key in ("memory_gib", "hours_1", "hours_8")]
+        epochs = f"{Recipe.read(name).supernet.epochs:g} + {Recipe.read(name).retrain.epochs:g} epochs"
+        failed = f" (not finished: {found['failed'][:60]})" if "failed" in found else ""
+        lines.append(
+            f"| {name}, {epochs}{failed} | {found.get('batch', '–')} | {' | '.join(f.strip() for f in figures)} |"
+        )
+    return PLAN.format(origin=origin(rows["provenance"]), table="\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="folder", type=Path, help="where the files are")
+    args = parser.parse_args()
+    for name in FILES if args.folder else ():
+        shutil.copyfile(args.folder / name, RESULTS / name)
+    rows, tests = (json.loads((RESULTS / name).read_text()) for name in FILES)
+    (RESULTS / "speed.md").write_text(speed(rows, tests))
+    (RESULTS / "imagenet-plan.md").write_text(plan(rows))
+
+
+if __name__ == "__main__":
+    main()
