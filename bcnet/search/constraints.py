@@ -44,7 +44,12 @@ def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Bud
     if not equals:
         raise BcnetError(f"budget {text!r} must read name=value, such as flops=50%")
     if name not in costs:
-        raise BcnetError(f"unknown budget {name!r}: this space knows {', '.join(sorted(costs))}")
+        near = f"did you mean {name.lower()}?" if name.lower() in costs else ""
+        raise BcnetError(f"unknown budget {name!r}: {near or 'this space knows ' + ', '.join(sorted(costs))}")
+    if "," in value and "=" in value:
+        raise BcnetError(
+            f"budget {text!r} names several: give each on its own, as in --budget {text.partition(',')[0]}"
+        )
     units = UNITS.get(name, _COUNT)
     match = re.fullmatch(r"([+-]?[0-9.,_]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)", value)
     number = _number(match.group(1)) if match else math.nan
@@ -83,6 +88,11 @@ def format_cost(name: str, value: float) -> str:
             space = "" if units is _COUNT else " "
             return f"{value / units[unit]:.4g}{space}{unit}"
     return f"{value:.4g}"
+
+
+def _percent_meant(budget: Budget) -> str:
+    number = budget.text.partition("=")[2].strip()
+    return f"; did you mean {budget.name}={number}%?" if number.isdigit() and int(number) < 100 else ""
 
 
 class Constraints:
@@ -226,7 +236,7 @@ class Constraints:
                 raise BcnetError(
                     f"budget {budget.text} is impossible: the smallest network of this space costs "
                     f"{format_cost(budget.name, least)}, so the nearest feasible budget is "
-                    f"{budget.name}={least}{_exact_unit(budget.name)}"
+                    f"{budget.name}={least}{_exact_unit(budget.name)}{_percent_meant(budget)}"
                 )
         scaled = self.uniform()
         rows = tuple(
