@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class BcnetError(ValueError):
-    """A mistake the user can mend; the message says how."""
+    """A mistake that the user can correct; the message says how."""
 
 
 def did_you_mean(name: object, known: Iterable[str], most: int = 1) -> str:

@@ -12,6 +12,7 @@ a time is written, and rows that are there are not made again. ``report`` puts s
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -86,7 +87,7 @@ def slimmed(size: Size, seed: int, device: str) -> Slimmed:
     val = data.plain(replace(options, eval_batch_size=1000), seed, np.arange(cut, len(images)))
     torch.manual_seed(seed)
     space = _space(size)
-    full = space.model.to(device)
+    full = copy.deepcopy(space.model).to(device)  # the space's own stays where networks are built
     optimisation = Optimisation(epochs=size.given_epochs, lr=0.1, warmup=0.5, weight_decay=5e-4)
     retrain(full, train, Retraining(optimisation=optimisation, seed=seed))
     constraints = Constraints(space, space.costs, [size.budget])
@@ -94,8 +95,9 @@ def slimmed(size: Size, seed: int, device: str) -> Slimmed:
     configurations = {"uniform": constraints.uniform(), "found": found}
     networks: dict[str, nn.Module] = {}
     rows = {}
+    source = copy.deepcopy(full).cpu()
     for name, widths in configurations.items():
-        network = inherited(space, full, widths, "l2", _first(train, 8)).to(device)
+        network = inherited(space, source, widths, "l2", _first(train, 8)).to(device)
         tuning = Optimisation(epochs=size.tuned_epochs, lr=0.05, warmup=0.5, weight_decay=5e-4)
         config = Retraining(optimisation=tuning, distillation=TEACHER, seed=seed)
         retrain(network, train, config, teacher=full)
@@ -122,9 +124,9 @@ def _searched(
     healing = Healing(steps=16, optimisation=Optimisation(epochs=1, lr=0.05), distillation=TEACHER, seed=seed)
     scorer = CutScorer(space, full, "l2", train, val, teacher=full, healing=healing, reconstruct=True)
     config = SearchConfig(strategy="markov", evaluations=size.evaluations, population=6, seed=seed)
-    best = search(space, scorer, [size.budget], config=config).best
-    assert best is not None
-    return np.array(best.widths)
+    found = search(space, scorer, [size.budget], config=config)
+    assert found.best is not None, [trial.failure for trial in found.trials]
+    return np.array(found.best.widths)
 
 
 def _first(source: Any, count: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -67,6 +67,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         "not seen, are predicted and timed. The errors are relative to the measured latency; Kendall's correlation",
         "says how well predictions, and FLOPs for comparison, rank the networks: 20, or 5 by onnxruntime.",
         "",
+        "Rows of before 17 November 2026 were timed by the clock on the wall, on a machine with other work as well.",
+        "With one thread, latency is now the time in which that thread had a core; they have not been measured again.",
+        "",
         "| network | device | by | threads | batch | table, s | full, ms | mean error | most | Kendall | FLOPs' |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]

@@ -17,6 +17,7 @@ import test_architecture  # noqa: E402
 
 ROOMS = [room.replace(".", "/") for room in test_architecture.ROOMS if room != "errors"]
 KINDS = ("lines", "code", "docstrings and comments", "blank")
+BESIDE = (".html", ".css", ".js", ".md", ".yaml")
 
 
 def count(path: Path) -> tuple[int, int, int, int]:
@@ -41,6 +42,10 @@ def table() -> str:
         row = rooms[room or "the package's own files"]
         row[:] = [a + b for a, b in zip(row, count(path), strict=True)]
     rooms["**all**"] = [sum(column) for column in zip(*rooms.values(), strict=True)]
+    beside = [path.read_text("utf-8").splitlines() for path in (ROOT / "bcnet").rglob("*") if path.suffix in BESIDE]
+    blank = sum(not line.strip() for lines in beside for line in lines)
+    count_beside = sum(map(len, beside))
+    rooms["beside these: templates, style, script and recipes"] = [count_beside, count_beside - blank, 0, blank]
     body = [f"| {room} | {' | '.join(f'{n:,}' for n in row)} |" for room, row in rooms.items()]
     return "\n".join([f"| room | {' | '.join(KINDS)} |", "| --- |" + " ---: |" * len(KINDS), *body])
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rival_supernets import MetaSupernet, Spending, train_meta
 from torch import nn
 
 from bcnet.data import LoadOptions, load_data
@@ -28,10 +27,11 @@ from bcnet.search import Constraints, SearchConfig, search
 from bcnet.search.criteria import allot
 from bcnet.space.importance import importance
 from bcnet.space.widths import Widths
+from bcnet.supernet.meta import MetaSupernet, train_meta
 from bcnet.supernet.paths import METHODS
 from bcnet.supernet.scoring import Evaluator
 from bcnet.supernet.supernet import Supernet
-from bcnet.supernet.tas import train_tas
+from bcnet.supernet.tas import Spending, train_tas
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.inherit import CutScorer, Healing
 from bcnet.training.optim import Optimisation
@@ -93,7 +93,7 @@ class Bench:
         config = SupernetTraining(optimisation=SUPERNET, seed=self.seed)
         cost, limit = self.space.costs["flops"], self.constraints.budgets[0].limit
         net = Supernet(self.space, "ua")
-        learnt = train_tas(net, self.data, config, penalty=Spending(cost, limit), rate=LOGITS)  # type: ignore[arg-type]
+        learnt = train_tas(net, self.data, config, spending=Spending(cost, limit), rate=LOGITS)  # type: ignore[arg-type]
         rng = np.random.default_rng(self.seed)
         index = self.constraints.shrink(self.space.encode([learnt.likeliest()]), rng)
         return self.constraints.fill(self.space.decode(index), rng)[0]

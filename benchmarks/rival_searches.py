@@ -162,10 +162,10 @@ The rows of supernets were searched by evolution as it was before that.
   their importance (here `l2`) and is otherwise as printed: regularised evolution, a change reaches a tenth of the
   layers. LeGR has hundreds of evaluations where it has 20 here, and its first, one threshold without a map, is hard to
   beat in so few. The paper prints 75.7 % for it on ResNet50 at 2.4G FLOPs.
-- **MetaPruning** (`benchmarks/rival_supernets.py`) generates weights from the whole width vector, trained on the paths
-  of UA. Its generators see more than the printed ones do and share the norms. A generator makes a path's step costlier
-  than a path of a plain supernet; path passes are equal, seconds are not. The paper prints 73.4 % for it on ResNet50 at
-  1G FLOPs, and 75.2 % for BCNet.
+- **MetaPruning** (`supernet/meta.py`) generates weights from the whole width vector, trained on the paths of UA. Its
+  generators see more than the printed ones do and share the norms. A generator makes a path's step costlier than a path
+  of a plain supernet; path passes are equal, seconds are not. The paper prints 73.4 % for it on ResNet50 at 1G FLOPs,
+  and 75.2 % for BCNet.
 - **TAS** (`supernet/tas.py`) chooses by itself: its loss of FLOPs as printed, the likeliest widths, lowered or filled
   to the budget. The rate of its logits is twenty times the printed one, as it has hundreds of steps and not ten
   thousands. Its distillation is what all rows have. The paper prints 76.2 % for it on ResNet50 at 2.3G FLOPs.

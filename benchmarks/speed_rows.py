@@ -342,7 +342,7 @@ def row(args: argparse.Namespace) -> None:
 def warm_up(names: Sequence[str], device: str) -> None:
     """All rows at once for a moment."""
     begun = time.perf_counter()
-    with ThreadPoolExecutor(12) as pool:
+    with ThreadPoolExecutor(4) as pool:
         some = [name for name in names if name not in COLD]
         for name, found in zip(some, pool.map(lambda name: Row(name, device, True).run(60), some), strict=True):
             print(f"warm: {name:35s} {found['row_s']:5.1f} s {found.get('failed', '')}", flush=True)

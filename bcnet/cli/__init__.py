@@ -18,6 +18,7 @@ from bcnet.cli.export import export
 from bcnet.cli.fairness import fairness
 from bcnet.cli.front import front
 from bcnet.cli.models import models
+from bcnet.cli.options import flag
 from bcnet.cli.pick import pick
 from bcnet.cli.recipe import recipe_app
 from bcnet.cli.report import report
@@ -40,18 +41,25 @@ def _print_version(asked: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, flag("--version", "Print the version and leave.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Find the best channel widths of a convolutional network under a budget."""
+    """Slim a convolutional network to a budget: find good channel widths, and keep what it has learnt.
+
+    Begin with `bcnet run`, which slims a small example and writes a report.
+    """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-app.command("run")(run)
-for _stage in STAGES:
-    app.command(_stage)(stage_command(_stage))
-for _command in (report, pick, front, export, models, show, cost, balance, fairness):
-    app.command(_command.__name__)(_command)
-app.add_typer(recipe_app, name="recipe")
-app.add_typer(bench_app, name="bench")
+COMMANDS = {
+    "Slim a network": (run, report, export, pick, front),
+    "Look at a network": (models, show, cost, balance),
+    "One stage of a run at a time": tuple(stage_command(name) for name in STAGES),
+    "Recipes and research": (fairness,),
+}
+for _panel, _commands in COMMANDS.items():
+    for _command in _commands:
+        app.command(_command.__name__, rich_help_panel=_panel)(_command)
+app.add_typer(recipe_app, name="recipe", rich_help_panel="Recipes and research")
+app.add_typer(bench_app, name="bench", rich_help_panel="Recipes and research")

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
-JSON = typer.Option("--json", help="Print JSON for machines instead of a table.")
-TRUST = typer.Option("--trust", help="Run the Python file that a recipe or a run names as its network.")
+
+def flag(name: str, help: str, **more: Any) -> Any:
+    """An option without a value."""
+    return typer.Option(name, metavar="", help=help, **more)
+
+
+JSON = flag("--json", "Print JSON for programs instead of a table.")
+TRUST = flag("--trust", "Allow the Python file that a recipe or a run names as its network to be run.")
 MODEL = typer.Argument(
     metavar="MODEL", help="The network: zoo:NAME (or NAME), timm:NAME, torchvision:NAME or path/to/file.py:NAME."
 )
 RUN = typer.Argument(metavar="RUN", help="The folder of a run.")
 DATA = typer.Option("--data", help="The images: digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER.")
 BUDGET = typer.Option(
-    "--budget", metavar="NAME=VALUE", help="What the network may cost: flops=50%, params=3M, ...; may be repeated."
+    "--budget", metavar="NAME=VALUE", help="What the slim network may cost: flops=50%, params=3M, ...; may be repeated."
 )
 GROUPS = typer.Option("--groups", help="How many groups a layer's channels are divided into: its possible widths.")
-BASE = typer.Option("--base", help="The smallest width that is tried: so many of these groups.")
-ROUND_TO = typer.Option("--round-to", help="Keep widths multiples of this where it divides the full one.")
+BASE = typer.Option("--base", help="How many of these groups the narrowest width that is tried has.")
+ROUND_TO = typer.Option("--round-to", help="Keep widths multiples of this number, in layers whose own width is one.")
 INPUT = typer.Option("--input", metavar="C,H,W", help="The shape of one input; else the network's own.")
 IGNORE = typer.Option("--ignore", metavar="PATTERN", help="Layers that keep their width; may be repeated.")
-SQUEEZE = typer.Option(
-    "--squeeze", help="Also search the squeeze widths, which zoo:efficientnet_b0_imagenet keeps otherwise."
-)
+SQUEEZE = flag("--squeeze", "Also vary the squeeze widths, which zoo:efficientnet_b0_imagenet keeps otherwise.")
 DEVICE = typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1, ...; else a GPU where there is one.")
-AGAIN = typer.Option("--again", help="Do the stage again, and forget the stages after it.")
+AGAIN = flag("--again", "Do this stage again, and forget the stages after it.")
 LOG = typer.Option("--log", metavar="tensorboard", help="Also write every curve to RUN/tensorboard.")
 
 SPACE = typer.Argument(metavar="SPACE", help="The benchmark's space: mobilenet or resnet.")

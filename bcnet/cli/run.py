@@ -31,45 +31,62 @@ def run(
     data: Annotated[str | None, options.DATA] = None,
     budget: Annotated[list[str] | None, options.BUDGET] = None,
     targets: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Several budgets, a slim network for each.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Several budgets, a slim network for each; may be repeated."),
     ] = None,
-    weights: Annotated[Path | None, typer.Option(help="The trained weights: .safetensors, or .pt, .pth.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="The weights timm or torchvision publish.")] = False,
-    start: Annotated[str | None, typer.Option(help="trained: keep what it has learnt; or scratch.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="The trained weights: a .safetensors, .pt or .pth file.")] = None,
+    pretrained: Annotated[
+        bool, options.flag("--pretrained", "Take the weights that timm or torchvision publish for this network.")
+    ] = False,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="trained|scratch",
+            help="Whether slim networks keep what the network has learnt, or learn anew as in the paper.",
+        ),
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe by name or file; see `bcnet recipe list`.")] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="How a supernet is trained (bcv2, ...), or widths without a search (l2-isomorphic, ...)."),
+        typer.Option(help="How a supernet is trained (bcv2, ...), or a rule instead of a search (l2-isomorphic, ...)."),
     ] = None,
     effort: Annotated[
-        str, typer.Option(metavar="quick|normal|paper", help="How much work: a first look, the recipe's, the paper's.")
+        str,
+        typer.Option(
+            metavar="quick|normal|paper", help="How much to train and search: for a first look, normally, as the paper."
+        ),
     ] = "normal",
     compare: Annotated[
         str | None,
-        typer.Option(metavar="NAMES|none", help="What is trained for comparison only: full,uniform, ...; or none."),
+        typer.Option(metavar="NAMES|none", help="What else to train, for comparison only: full,uniform, ...; or none."),
     ] = None,
     latency_backend: Annotated[
-        str | None, typer.Option(metavar="torch|onnxruntime", help="What latency is measured by.")
+        str | None, typer.Option(metavar="torch|onnxruntime", help="What runs the networks whose latency is measured.")
     ] = None,
-    repeats: Annotated[int | None, typer.Option(help="How often slim networks are trained, for intervals.")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what it will take, and leave.")] = False,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; else a new one under runs/.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The one seed of everything.")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="How many times to train every slim network: several give intervals.")
+    ] = None,
+    plan: Annotated[
+        bool, options.flag("--plan", "Only say how long it will take, and how much memory and disk.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder of the run; else a new one under runs/.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder, which was stopped.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed of every random choice.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated."),
     ] = None,
     device: Annotated[str | None, options.DEVICE] = None,
     trust: Annotated[bool, options.TRUST] = False,
-    until: Annotated[str, typer.Option(metavar="STAGE", help="Stop after this stage.")] = "report",
+    until: Annotated[
+        str, typer.Option(metavar="STAGE", help="Stop after this stage: trace, given, search, ...")
+    ] = "report",
     log: Annotated[str, options.LOG] = "",
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Slim a network within a budget: what it has learnt is kept, and the slim networks learn from it.
 
-    With nothing said, a small network on digits in clutter, which need no download, is slimmed to 12% of its
-    FLOPs.
+    With nothing said, a small network on digits in clutter is slimmed to 12% of its FLOPs: nothing is downloaded.
     """
     from bcnet.run.effort import with_effort
     from bcnet.run.pipeline import check_stage

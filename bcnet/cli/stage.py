@@ -41,6 +41,7 @@ def stage_command(name: str) -> Callable[..., None]:
     ) -> None:
         work(open_run(run, device, trust), name, as_json, again=again)
 
+    command.__name__ = name
     command.__doc__ = f"{STAGES[name]}\n\nEarlier stages that are not done yet are done first."
     return command
 
@@ -119,7 +120,7 @@ def _print_summary(run: Run, until: str) -> None:
     predicted = all("predicted_ms" in row for row in compared["networks"])
     rows = [
         (
-            row["name"],
+            f"{row['name']} (ships)" if row["name"] == compared["chosen"] else row["name"],
             words.score(data, row["score"]),
             row["costs"]["flops"],
             row["costs"]["params"],
@@ -142,8 +143,14 @@ def _print_summary(run: Run, until: str) -> None:
     )
     for sentence in (*words.broken_budgets(data), *words.comparison(data)):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
+    _print_end(run, f"bcnet export {run.folder} --to onnx{_trusting(run)}")
+
+
+def _print_end(run: Run, following: str) -> None:
+    """Where the results lie, and what to type next."""
     report = _report_path(run) if run.done("report") else None
-    out.print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
+    console().print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
+    console().print(f"next: {following}", soft_wrap=True)
 
 
 def _next_step(run: Run, until: str) -> str:
@@ -169,12 +176,14 @@ def _began(run: Run) -> str:
 
 def _print_targets(run: Run) -> None:
     """One line for every target: what ships, and uniform scaling beside it."""
-    rows = []
-    for target in run.read("targets")["targets"]:
+    from bcnet.report import words
+
+    rows, targets = [], run.read("targets")["targets"]
+    for target in targets:
         slim, uniform = target["networks"][target["chosen"]], target["networks"].get("uniform")
-        figures = (f"{slim['score']:.4f}", f"{uniform['score']:.4f}" if uniform else "-")
+        figures = [words.figure(target["metric"], network["score"]) if network else "-" for network in (slim, uniform)]
         rows.append((target["budget"], target["chosen"], *figures, slim["costs"]["flops"], slim["costs"]["params"]))
     title = f"{run.recipe.model}, {_began(run)}: a slim network for every target"
-    table(title, ["target", "ships", "score", "uniform", "FLOPs", "parameters"], rows)
-    report = _report_path(run) if run.done("report") else None
-    console().print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
+    table(title, ["target", "ships", targets[0]["metric"]["name"], "uniform", "FLOPs", "parameters"], rows)
+    first = run.folder / targets[0]["folder"]
+    _print_end(run, f"bcnet export {first} --to onnx{_trusting(run)}")

@@ -10,13 +10,14 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from bcnet.data.options import LoadOptions
 from bcnet.data.source import Batch, Index, Preprocessing, check_start, epoch_rng, share
@@ -127,25 +128,11 @@ class FolderSource:
             x = images.to(target, non_blocking=True).float().sub_(mean).div_(std)
             yield x.contiguous(memory_format=layout), labels.to(target, non_blocking=True)
 
-    def _keys(self, epoch: int, start: int) -> _Keys:
-        if not self._training:
-            return _Keys(self._index, self._ends[start:], self._part, _PLAIN)
-        order = epoch_rng(self.data.seed, epoch).permutation(self._index)
-        return _Keys(order, self._ends[start:], self._part, epoch)
-
-
-class _Keys(Sampler[list[tuple[int, int]]]):
-    """Batches of (image, epoch), from which :class:`_Images` makes tensors."""
-
-    def __init__(self, order: Index, ends: Index, part: slice, epoch: int):
-        self._order, self._ends, self._part, self._epoch = order, ends, part, epoch
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for begin, end in zip(self._ends[:-1], self._ends[1:], strict=True):
-            yield [(int(image), self._epoch) for image in self._order[begin:end][self._part]]
+    def _keys(self, epoch: int, start: int) -> Iterator[list[tuple[int, int]]]:
+        """Batches of (image, epoch), from which :class:`_Images` makes tensors."""
+        order = epoch_rng(self.data.seed, epoch).permutation(self._index) if self._training else self._index
+        for begin, end in pairwise(self._ends[start:]):
+            yield [(int(image), epoch if self._training else _PLAIN) for image in order[begin:end][self._part]]
 
 
 class _Images(Dataset[tuple[Tensor | str, int]]):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -70,17 +71,23 @@ class Operation:
         return torch.randn(shape)
 
 
-class Timer(Protocol):
+class Timer(ABC):
     """Makes a layer or a network ready to run, and says how many nanoseconds a run takes, the median of several.
     ``overhead`` of these are spent on calling a layer by itself, and not within a network."""
 
-    overhead: float
+    overhead = 0.0
 
+    def __init__(self, seconds: float, device: torch.device):
+        self._seconds, self._now = seconds, clock(device.type == "cpu")
+
+    @abstractmethod
     def layer(self, operation: Operation, batch: int) -> Once: ...
 
+    @abstractmethod
     def network(self, network: nn.Module, inputs: tuple[Tensor, ...]) -> Once: ...
 
-    def time(self, once: Once) -> float: ...
+    def time(self, once: Once) -> float:
+        return _median(once, self._seconds, self._now)
 
 
 @contextmanager
@@ -101,17 +108,7 @@ def threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Clock:
-    overhead = 0.0
-
-    def __init__(self, seconds: float, device: torch.device):
-        self._seconds, self._now = seconds, clock(device.type == "cpu")
-
-    def time(self, once: Once) -> float:
-        return _median(once, self._seconds, self._now)
-
-
-class _TorchTimer(_Clock):
+class _TorchTimer(Timer):
     def __init__(self, config: TimingConfig, device: torch.device):
         super().__init__(config.seconds, device)
         self._device = device
@@ -131,7 +128,7 @@ class _TorchTimer(_Clock):
         return once
 
 
-class _OnnxTimer(_Clock):
+class _OnnxTimer(Timer):
     def __init__(self, config: TimingConfig):
         super().__init__(config.seconds, torch.device("cpu"))
         onnxruntime()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bcnet.report.data import Figures, ReportData
 from bcnet.search.constraints import format_cost
@@ -20,6 +20,7 @@ CRITERIA = {
     "lamp": "LAMP scores",
 }
 RIVALS = {
+    "found": "what the search found",
     "uniform": "scaling all layers alike",
     "uniform-8": "scaling all layers alike, in multiples of 8,",
     "balanced": "balancing layers without a search",
@@ -29,7 +30,8 @@ RIVALS = {
     "random-isomorphic": "cutting channels at random, kind by kind",
     **{f"{name}-isomorphic": f"one threshold on {label} for each kind of layer" for name, label in CRITERIA.items()},
 }
-"""What the network found is compared with at its own budget."""
+"""What the network that ships is compared with at its own budget."""
+UNIFORM = ("uniform", "uniform-8")
 
 NOT_LEARNT = (
     "Its outputs score no better with the targets of their own inputs than with those of others: train it for longer, "
@@ -65,6 +67,21 @@ def score(data: Metric, value: float | None) -> str:
     if value is None or math.isnan(value):
         return "–"
     return f"{shown(data, value):.2f}%" if data.percent else f"{shown(data, value):.4g}{_unit(data)}"
+
+
+class _Described(NamedTuple):
+    metric: str
+    percent: bool
+    unit: str
+    higher_is_better: bool
+
+
+def figure(metric: Mapping[str, Any], value: float) -> str:
+    """A score of the metric that a task describes (:attr:`bcnet.Task.metric`)."""
+    percent = metric["unit"] == "%"
+    return score(
+        _Described(metric["name"], percent, "" if percent else metric["unit"], metric["higher_is_better"]), value
+    )
 
 
 def gap(data: ReportData, value: float) -> str:
@@ -184,8 +201,9 @@ def comparison(data: ReportData) -> list[str]:
 
 
 def _rivals(data: ReportData) -> list[Figures]:
-    """What was trained at the budget of the network that ships."""
-    return [data.networks[name] for name in RIVALS if name in data.networks and name != data.slim]
+    """What was trained at the budget of the network that ships; where that is one uniform scaling, not the other."""
+    left_out = UNIFORM if data.slim in UNIFORM else (data.slim,)
+    return [data.networks[name] for name in RIVALS if name in data.networks and name not in left_out]
 
 
 def _certainty(data: ReportData, rival: Figures) -> list[str]:
@@ -193,6 +211,8 @@ def _certainty(data: ReportData, rival: Figures) -> list[str]:
     ahead, chance = data.found.score - rival.score, _chance(data, rival)
     images = f"{data.count:,} {data.scored_on}" if data.count else f"the {data.scored_on}"
     if -ahead > chance:
+        if data.slim != "found":
+            return [f"What ships was chosen on validation images; on {images} it is the other way round."]
         return ["So the search was not worth it here: train for longer, or take the better one."]
     if not chance:
         return []

@@ -87,7 +87,7 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
         ):  # not by each: one that is late would see what is made meanwhile
             continue
         stage, about = STAGES[name]
-        run.listener.stage(name, about)
+        run.listener.stage(f"{run.recipe.budgets[0]}: {name}" if isinstance(run, Target) else name, about)
         with threads(run.recipe.threads), _clear_errors(run), _warnings_as_notes(run):
             if name in TOGETHER:
                 stage(run)

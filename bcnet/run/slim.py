@@ -158,7 +158,7 @@ class Result:
         return {row["name"]: row for row in self.run.read("compare")["networks"]}
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the page to look at: to ``path``, else into the run folder that was given as ``out``, else here."""
+        """Write the report: to ``path``, or else into the run folder given as ``out``, or else here."""
         if path is None and self._temporary is not None:
             path = "report.html"
         if self.targets:

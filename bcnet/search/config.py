@@ -18,7 +18,7 @@ class SearchConfig:
     The five settings after ``retained`` (of which the paper retains 10) are what evolution adds to NSGA-II;
     ``docs/results/search.md`` has the effect of each. Where the log-width model decides
     (:class:`~bcnet.search.predictors.log_width.LogWidthModel`), its best configuration is scored last. It is for scores
-    that err, as a supernet's do; ``greedy`` and ``uniform`` end where they end.
+    that err, as a supernet's do, and has no say in ``greedy`` and ``uniform``.
     """
 
     strategy: Annotated[

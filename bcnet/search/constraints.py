@@ -44,7 +44,12 @@ def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Bud
     if not equals:
         raise BcnetError(f"budget {text!r} must read name=value, such as flops=50%")
     if name not in costs:
-        raise BcnetError(f"unknown budget {name!r}: this space knows {', '.join(sorted(costs))}")
+        near = f"did you mean {name.lower()}?" if name.lower() in costs else ""
+        raise BcnetError(f"unknown budget {name!r}: {near or 'this space knows ' + ', '.join(sorted(costs))}")
+    if "," in value and "=" in value:
+        raise BcnetError(
+            f"budget {text!r} names several: give each on its own, as in --budget {text.partition(',')[0]}"
+        )
     units = UNITS.get(name, _COUNT)
     match = re.fullmatch(r"([+-]?[0-9.,_]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)", value)
     number = _number(match.group(1)) if match else math.nan
@@ -85,6 +90,11 @@ def format_cost(name: str, value: float) -> str:
     return f"{value:.4g}"
 
 
+def _percent_meant(budget: Budget) -> str:
+    number = budget.text.partition("=")[2].strip()
+    return f"; did you mean {budget.name}={number}%?" if number.isdigit() and int(number) < 100 else ""
+
+
 class Constraints:
     """Budgets bound to the space and the costs they speak of: whole populations are checked at once."""
 
@@ -103,14 +113,14 @@ class Constraints:
         return np.column_stack([self.costs[b.name](widths) / b.limit - 1 for b in self.budgets])
 
     def feasible(self, widths: Widths) -> NDArray[np.bool_]:
-        """Which of widths (n, L) hold every budget: (n,)."""
+        """Which of widths (n, L) are within every budget: (n,)."""
         return np.all([self.costs[b.name](widths) <= b.limit for b in self.budgets], axis=0)
 
     def uniform(self, multiple: int = 0) -> Widths:
-        """The widest uniform scaling that holds every budget, or the smallest network where none does: (L,).
+        """The widest uniform scaling within every budget, or the smallest network where there is none: (L,).
 
         Channel by channel, unless the space asks for rounding; with ``multiple``, to the nearest multiple of that,
-        where such a scaling holds the budgets.
+        where such a scaling is within the budgets.
         """
         try:
             return self.space.uniform(lambda widths: self.excess(widths).max(axis=1), 0.0, multiple)
@@ -118,7 +128,7 @@ class Constraints:
             return self.uniform() if multiple else self.space.min
 
     def uniform_index(self) -> NDArray[np.int64]:
-        """The candidates about the widest uniform scaling that holds every budget: indices (L,).
+        """The candidates nearest to the widest uniform scaling within every budget: indices (L,).
 
         Those just below it, then each one just above that the budgets leave room for, the nearest first.
         """
@@ -136,8 +146,8 @@ class Constraints:
         return index
 
     def with_uniform(self, widths: Widths) -> Widths:
-        """Feasible widths (n, L) after the candidates about the uniform scaling: a search that starts from them is
-        never worse than those."""
+        """Feasible widths (n, L), preceded by the candidates nearest to uniform scaling: a search that starts from them
+        never does worse than those."""
         even = self.space.decode(self.uniform_index())[None]
         return np.vstack([even[self.feasible(even)], widths])
 
@@ -158,13 +168,13 @@ class Constraints:
         return index
 
     def used(self, widths: Widths) -> NDArray[np.float64]:
-        """The share that widths (n, L) use of the budget they come nearest to: (n,)."""
+        """How much of the budget that they come nearest to widths (n, L) use: (n,)."""
         share: NDArray[np.float64] = 1 + self.excess(widths).max(axis=1)
         return share
 
     def fill(self, widths: Widths, rng: np.random.Generator, enough: float = math.inf) -> Widths:
-        """Feasible widths (n, L), each raised a candidate of a random variable at a time until none more fits, or until
-        it uses ``enough`` of a budget.
+        """Feasible widths (n, L), each raised one candidate of a random variable at a time until nothing more fits, or
+        until it uses ``enough`` of a budget.
 
         Costs rise with every width, so a variable that does not fit once never will; bounded by the candidates.
         """
@@ -226,7 +236,7 @@ class Constraints:
                 raise BcnetError(
                     f"budget {budget.text} is impossible: the smallest network of this space costs "
                     f"{format_cost(budget.name, least)}, so the nearest feasible budget is "
-                    f"{budget.name}={least}{_exact_unit(budget.name)}"
+                    f"{budget.name}={least}{_exact_unit(budget.name)}{_percent_meant(budget)}"
                 )
         scaled = self.uniform()
         rows = tuple(

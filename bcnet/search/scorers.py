@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,16 +29,8 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-class Executor(Protocol):
-    """Scores widths (n, L), yielding outcomes as they come, in any order."""
-
-    def __call__(self, widths: Widths) -> Iterator[Outcome]: ...
-
-    def close(self) -> None: ...
-
-
 class Here:
-    """Scores in this process."""
+    """Scores widths (n, L) in this process, yielding outcomes as they come."""
 
     def __init__(self, scorer: Any):
         self._one = _single(scorer)
@@ -69,7 +61,8 @@ class Here:
 
 
 class OverRay:
-    """Scores in ``workers`` processes of Ray, or of the Ray cluster this program is already connected to."""
+    """Scores in ``workers`` processes of Ray, or of the Ray cluster this program is already connected to; outcomes come
+    in any order."""
 
     def __init__(self, scorer: Any, workers: int):
         try:
@@ -110,6 +103,9 @@ class OverRay:
         """End the processes, where this executor started them."""
         if self._started:
             self._ray.shutdown()
+
+
+Executor = Here | OverRay
 
 
 def open_executor(scorer: Any, executor: str = "here", workers: int = 1) -> Executor:

@@ -258,7 +258,7 @@ class TrialStore:
                 raise self._damaged(reason) from None
             raise BcnetError(
                 f"cannot {verb} the trials in {self.path} ({reason}): "
-                f"the trials stored so far are kept; mend that and run the same search again"
+                f"the trials stored so far are kept; fix that and run the same search again"
             ) from None
 
 

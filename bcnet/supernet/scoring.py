@@ -52,9 +52,9 @@ class Evaluator:
 
     ``batches`` is a source, which is loaded anew as often as needed (validation data of any size), or batches
     that are kept. ``recalibrate`` are some training batches for batch-norm statistics; without them the scoring
-    batches' own statistics count. It ranks by the task's ``score`` or by its ``loss``, which few images tell more
-    surely. A search takes it as its scorer. Several processes must be given the same batches and ask for the same
-    configurations, which they share out.
+    batches' own statistics count. It ranks by the task's ``score`` or by its ``loss``, which is less noisy on few
+    images. A search takes it as its scorer. Several processes must be given the same batches and ask for the same
+    configurations, which they divide among themselves.
     """
 
     together = 64

@@ -5,12 +5,14 @@ Every variable has logits over its candidates. A step samples two candidates of 
 layer runs at the wider one, its output at the narrower one is brought to the same number of channels by
 channel-wise interpolation (adaptive average pooling over channels), and the two are mixed by their
 probabilities; two such passes a step count as four paths. Weights learn from training images, logits from
-held-out ones. Where widths are ranked, paths are scored like UA's, from the left; where they are to be chosen, a
-``penalty`` such as TAS's loss of FLOPs has the logits keep to a budget, and the likeliest candidates are the choice.
+held-out ones. Where widths are to be chosen, :class:`Spending` is TAS's loss of FLOPs, and the likeliest candidates are
+the choice; where they are ranked there is none, and paths are scored like UA's, from the left. The distillation with
+which TAS trains its choice is that of any retraining (``Distillation``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcnet.data.source import Data
+from bcnet.space.cost import QuadraticCost
 from bcnet.supernet.gradients import PathGradients
 from bcnet.supernet.supernet import Supernet, Tap
 from bcnet.supernet.training import SupernetTraining
@@ -94,21 +97,47 @@ class WidthDistribution(nn.Module):
         return wide, tuple(narrow), torch.stack(share)
 
 
+@dataclass(frozen=True)
+class Spending:
+    """TAS's loss of FLOPs: the logarithm of the expected cost, pulled down while the likeliest widths cost more than
+    ``limit``, pushed up while they cost less, and left alone within ``tolerance`` of it."""
+
+    cost: QuadraticCost
+    limit: float
+    weight: float = 2.0
+    tolerance: float = 0.05
+
+    def loss(self, widths: WidthDistribution) -> Tensor:
+        spent = float(self.cost(widths.likeliest())[0]) / self.limit
+        if abs(spent - 1) <= self.tolerance:
+            return torch.zeros(())
+        return math.copysign(self.weight, spent - 1) * self.expected(widths).log()
+
+    def expected(self, widths: WidthDistribution) -> Tensor:
+        """The expected cost of widths drawn from their distribution, of every variable by itself."""
+        chances = [logits.double().softmax(0) for logits in widths.logits]
+        choices = [torch.tensor(c, dtype=torch.float64) for c in widths.candidates]
+        mean = torch.stack([p @ c for p, c in zip(chances, choices, strict=True)])
+        spread = torch.stack([p @ c**2 for p, c in zip(chances, choices, strict=True)]) - mean**2
+        q, Q = torch.from_numpy(self.cost.q), torch.from_numpy(self.cost.Q)
+        return self.cost.q0 + q @ mean + mean @ Q @ mean + Q.diagonal() @ spread
+
+
 def train_tas(
     net: Supernet,
     data: Data,
     config: SupernetTraining,
     folder: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
-    penalty: Callable[[WidthDistribution], Tensor] | None = None,
+    spending: Spending | None = None,
     rate: float = 1e-3,
 ) -> WidthDistribution:
     """Train ``net``'s weights and, at ``rate``, the widths' logits by turns; returns the learnt distribution.
 
-    ``penalty`` is added to the loss of the logits. With ``folder``, checkpoints go there and a stopped one goes on.
+    With ``folder``, checkpoints go there and a stopped training goes on.
     """
     loop = _Loop(net, data, config, folder)
-    loop.penalty, loop.architect.param_groups[0]["lr"] = penalty, rate
+    loop.spending, loop.architect.param_groups[0]["lr"] = spending, rate
     loop.run(progress)
     loop.finish()
     return loop.widths
@@ -124,7 +153,7 @@ class _Loop(Loop):
         self.widths = WidthDistribution([v.candidates for v in net.space.variables])
         self.architect = torch.optim.Adam(self.widths.parameters(), lr=1e-3, betas=(0.5, 0.999))
         self.gradients = PathGradients(net)
-        self.penalty: Callable[[WidthDistribution], Tensor] | None = None
+        self.spending: Spending | None = None
         self.held_out = list(data.val.batches(0, device=self.device))
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
@@ -152,8 +181,8 @@ class _Loop(Loop):
             views = self.net.views(plan)
         with self.autocast():
             loss = self.task.loss(self.net.run(plan, x[:size], views, tap=mix.tap(self.net)), y[:size])
-        if self.penalty is not None:
-            loss = loss + self.penalty(self.widths)
+        if self.spending is not None:
+            loss = loss + self.spending.loss(self.widths)
         self.architect.zero_grad()
         loss.backward(inputs=list(self.widths.parameters()))
         self.architect.step()

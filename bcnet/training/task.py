@@ -44,7 +44,9 @@ class _Negated:
 
 @dataclass(frozen=True)
 class Task:
-    """``loss(output, target)`` is a mean over the batch; ``score(output, target)`` is a value per example
+    """What a network learns and is judged by.
+
+    ``loss(output, target)`` is a mean over the batch; ``score(output, target)`` is a value per example
     (n,), of which higher is better unless said otherwise; ``extra`` are further scores by name;
     ``distil(output, teacher's output)`` is the loss of learning from a teacher; ``fits(output, target)`` raises where a
     network does not suit the task.

@@ -153,7 +153,7 @@ def clear_errors(what: str, again: str = "try again") -> Iterator[None]:
             raise BcnetError(f"no space is left for {what}: free some and {again}") from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise BcnetError(f"cannot write {what} ({reason}): choose a folder you may write to") from error
-        raise BcnetError(f"cannot write {what} ({reason}): mend that and {again}") from error
+        raise BcnetError(f"cannot write {what} ({reason}): fix that and {again}") from error
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:

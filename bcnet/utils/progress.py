@@ -149,7 +149,9 @@ class Journey:
         self._sure = SURE[0] + SURE[1] * sum(planned.values())
 
     def begin(self, stage: str, now: float) -> None:
-        """A stage begins, so the one before it has ended."""
+        """A stage begins, so the one before it has ended; those of a target are part of the stage ``targets``."""
+        if stage not in self._planned:
+            return
         self._done += self._planned.pop(self._now, 0.0)
         self._took += now - self._since if self._now else 0.0
         self._now, self._since = stage, now

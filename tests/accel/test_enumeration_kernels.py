@@ -88,8 +88,10 @@ from bcnet.accel.enumeration.score_all import Options, score_all
 from bcnet.supernet.supernet import Supernet
 from bcnet.models.channel_bench import channel_bench_mobilenet
 from bcnet.models.digits_cnn import digits_cnn
-model, x = {network}
-net = Supernet(trace(model, x, groups=2), "bcv2")
+with torch.device("cpu"):
+    model, x = {network}
+    net = Supernet(trace(model, x, groups=2), "bcv2")
+net = net.to(torch.get_default_device())
 for parameter in net.parameters():
     torch.nn.init.normal_(parameter, std=0.5)
 data = [(torch.randn(16, *x.shape[1:]), torch.randint(0, 10, (16,)))]

@@ -95,7 +95,7 @@ def test_the_page_has_every_seed_and_every_width() -> None:
 def test_the_page_says_how_sure_a_mean_gain_is() -> None:
     # Gains of 1 and 2 points: their variance is 0.5, that of their mean 0.25.
     text = page({"found": 0.9, "uniform": 0.89}, {"found": 0.91, "uniform": 0.89})
-    assert "a mean gain is uncertain by about 0.50 points." in text
+    assert "a mean gain has a standard error of about 0.50 points." in text
 
 
 def test_the_page_says_what_was_not_run() -> None:

@@ -51,11 +51,13 @@ def test_a_run_ends_with_a_table_and_the_report(finished: Any) -> None:
     folder, result = finished
     for word in ("full", "uniform", "found", "accuracy", "FLOPs", "parameters", "latency", "ms"):
         assert word in result.stdout
-    *_, last = result.stdout.splitlines()
+    *_, report, following = result.stdout.splitlines()
     assert "At the same budget, scaling all layers alike " in result.stdout
     certain = ("That is more than chance on ", "chance alone makes differences", "So the search was not worth it here")
     assert any(words in result.stdout for words in certain)
-    assert last == f"report: {folder / 'report.html'}"
+    assert report == f"report: {folder / 'report.html'}"
+    assert following.startswith(f"next: bcnet export {folder} --to onnx")
+    assert "(ships)" in result.stdout
     assert (folder / "report.html").stat().st_size > 1000
     assert (folder / "export" / "weights.safetensors").is_file()
     assert "note: plan: about " in result.stderr
@@ -113,7 +115,7 @@ def test_stages_alone(recipe_file: Path, tmp_path: Path) -> None:
     assert run("report", folder, "--trust").exit_code == 0
     drawn = Path(folder, "report.html")
     drawn.unlink()
-    assert run("report", folder).stdout.endswith(f"report: {drawn}\n")  # drawing runs no code of the network's
+    assert f"report: {drawn}\n" in run("report", folder).stdout  # drawing runs no code of the network's
     assert drawn.stat().st_size < 2e6
     assert Run(folder).path("report.html").is_file()
 

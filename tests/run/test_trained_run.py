@@ -171,6 +171,8 @@ def test_where_uniform_ships_page_and_closing_lines_say_so(finished: Run, tmp_pa
     )
     data = report_data(run)
     assert sentence in words.verdict(data)
+    assert any("At the same budget, what the search found " in said for said in words.verdict(data))
+    assert not any("same budget, scaling all layers alike" in said for said in words.verdict(data))
     assert data.found == data.networks["uniform"]
     assert sentence in write_report(run).read_text("utf-8")
     shown = terminal.run("report", str(folder), "--trust")
@@ -194,7 +196,9 @@ def test_a_network_that_has_not_learnt_is_called_that(tmp_path: Path, weights: P
     run = tinyrun.trained(tmp_path, weights, race=None, compare=[], retrain={"epochs": 1, "lr": 30.0, "warmup": 0})
     notes = tinyrun.Notes()
     tinyrun.work(run, listener=notes)
-    assert notes.notes == [f"the slim network has not learnt anything. {words.NOT_LEARNT}"]
+    first, *others = notes.notes
+    assert first.startswith("the network as given has accuracy ")
+    assert others == [f"the slim network has not learnt anything. {words.NOT_LEARNT}"]
     data = report_data(run)
     assert words.headline(data).startswith("the slim network has not learnt anything: ")
     assert words.NOT_LEARNT in words.verdict(data)

@@ -42,6 +42,11 @@ def test_budget_is_read(text: str, name: str, limit: float) -> None:
     [
         ("flops", "budget 'flops' must read name=value, such as flops=50%"),
         ("energy=3", "unknown budget 'energy': this space knows flops, latency, memory, params"),
+        ("FLOPs=50%", "unknown budget 'FLOPs': did you mean flops?"),
+        (
+            "flops=50%,params=3M",
+            "budget 'flops=50%,params=3M' names several: give each on its own, as in --budget flops=50%",
+        ),
         ("flops=", "budget 'flops=' has no number after the equals sign, as in flops=50%"),
         ("flops=fast", "budget 'flops=fast' has no number after the equals sign, as in flops=50%"),
         ("flops=1.2.3", "budget 'flops=1.2.3' has no number after the equals sign, as in flops=50%"),

@@ -258,7 +258,7 @@ def test_full_disk_loses_nothing(tmp_path: Path) -> None:
             search(SPACE, Concave(SPACE), ["flops=40%"], COSTS, SMALL, store=store)
     assert str(error.value) == (
         f"cannot write the trials in {path} (database or disk is full): "
-        "the trials stored so far are kept; mend that and run the same search again"
+        "the trials stored so far are kept; fix that and run the same search again"
     )
     with TrialStore(path) as store:
         assert 0 < len(store.trials()) < 120

@@ -140,7 +140,7 @@ FULL = "no space is left for a checkpoint in {}: free some and resume, the check
         (errno.EACCES, "cannot write a checkpoint in {} (Permission denied): choose a folder you may write to"),
         (
             errno.EIO,
-            "cannot write a checkpoint in {} (Input/output error): mend that and resume, "
+            "cannot write a checkpoint in {} (Input/output error): fix that and resume, "
             "the checkpoint before it is kept",
         ),
     ],
@@ -159,7 +159,7 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: Any, number: int, mess
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        BcnetError, match=r"^cannot write a checkpoint in .*file \(Not a directory\): mend that and resume"
+        BcnetError, match=r"^cannot write a checkpoint in .*file \(Not a directory\): fix that and resume"
     ):
         save(tmp_path / "file", {}, {})
     with pytest.raises(BcnetError, match=r"^there is no checkpoint in"):

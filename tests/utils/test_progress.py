@@ -118,6 +118,14 @@ def test_a_short_stage_that_took_longer_says_little_of_the_others() -> None:
     assert 200.0 < journey.left(15.0) < 400.0
 
 
+def test_stages_within_a_stage_take_of_its_time() -> None:
+    journey = Journey({"given": 10.0, "targets": 600.0, "report": 0.0}, now=0.0)
+    journey.begin("given", 0.0)
+    journey.begin("targets", 10.0)
+    journey.begin("flops=50%: search", 110.0)
+    assert journey.left(110.0) == 500.0
+
+
 def test_the_time_of_others_is_not_its_own(clock: Clock, capsys: Any) -> None:
     """Finalists of a race train in turns."""
     lines = Lines()

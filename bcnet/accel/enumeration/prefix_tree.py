@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class Tree:
     layouts: dict[fx.Node, Layout]
     level_of: dict[fx.Node, int]
 
-    @property
+    @cached_property
     def place(self) -> dict[int, int]:
         """The position of each variable in ``order``."""
         return {variable: i for i, variable in enumerate(self.order)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from bcnet.errors import BcnetError
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import distributed
 
-EngineName = Literal["auto", "plain", "fused"]
 ENGINES = ("auto", "plain", "fused")
 
 

@@ -284,7 +284,7 @@ def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: T
     _entropy(
         (-(-n // rows), sides, 1),
         (logits, shift, y, soft, slope, found, losses, n, classes,
-         goal.slots[0], goal.slots[-1], goal.shares[0], goal.shares[-1], goal.smoothing),
+         goal.slots[0], goal.slots[-1], float(goal.shares[0]), float(goal.shares[-1]), float(goal.smoothing)),
         (bias is not None, goal.soft is not None, rows, block),
     )  # fmt: skip
     return slope

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from bcnet.report import words
 from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, fast_step, plain_training, rows_of
 from bcnet.training.retraining import evaluate, learnt, retrain
@@ -33,6 +34,8 @@ def score_given(run: Run) -> None:
             f"first, epochs: {run.recipe.given.epochs}"
         )
         history = _train(run, network)
+    else:
+        run.listener.note(f"the network as given has {_figure(run, before)} on validation{_doubt(run)}")
     measured = evaluate(network, run.data.test or run.data.val, run.task, bf16=run.recipe.given.bf16)
     result = {
         "knew": knows,
@@ -64,8 +67,13 @@ def _train(run: Run, network: nn.Module) -> list[dict[str, float]]:
     return rows_of(history)
 
 
+def _doubt(run: Run) -> str:
+    """Why a network may do worse here than where it was trained."""
+    prepared = run.data.preprocessing
+    if prepared is None:
+        return ""
+    return f" ({prepared.resize}): if you know it to do better, it was trained on images prepared otherwise"
+
+
 def _figure(run: Run, measured: dict[str, float]) -> str:
-    task, sign = run.task, 1 if run.task.higher_is_better else -1
-    if task.unit == "%":
-        return f"{task.name} {sign * measured['score']:.1%}"
-    return f"{task.name} {sign * measured['score']:.4g}{task.unit and ' '}{task.unit}"
+    return f"{run.task.name} {words.figure(run.task.metric, measured['score'])}"

@@ -1,18 +1,15 @@
-"""MetaPruning, whose supernet generates the weights of every path from its width vector ("MetaPruning: Meta Learning
-for Automatic Neural Network Channel Pruning"), and TAS's loss of FLOPs.
+"""MetaPruning, a baseline: a network that generates the weights of every path from its width vector ("MetaPruning: Meta
+Learning for Automatic Neural Network Channel Pruning").
 
 Every weight of two or more dimensions that varies with widths has a generator of its own, two linear layers that see
 the whole width vector, where MetaPruning's see the widths before and behind a layer; the second one's bias is the
 supernet's own parameter. What it generates is cut to the path as UA's paths are, from the left. Norms are shared, where
-MetaPruning has one for every width. Training draws random widths; scoring is the supernet's. TAS itself is
-:mod:`bcnet.supernet.tas`.
+MetaPruning has one for every width. Training draws random widths; scoring is the supernet's.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import Source
-from bcnet.space.cost import QuadraticCost
 from bcnet.space.network import NetworkSpace
 from bcnet.supernet.supernet import Plan, Supernet
-from bcnet.supernet.tas import WidthDistribution
 from bcnet.supernet.training import SupernetTraining
 from bcnet.training.loop import Loop, Progress
 from bcnet.training.task import Task
@@ -98,29 +93,3 @@ class _Loop(Loop):
 
     def identity(self) -> Any:
         return ["meta", [list(v.candidates) for v in self.net.space.variables]]
-
-
-@dataclass(frozen=True)
-class Spending:
-    """TAS's loss of FLOPs: the logarithm of the expected cost, pulled down while the likeliest widths cost more than
-    ``limit``, pushed up while they cost less, and left alone within ``tolerance`` of it."""
-
-    cost: QuadraticCost
-    limit: float
-    weight: float = 2.0
-    tolerance: float = 0.05
-
-    def __call__(self, widths: WidthDistribution) -> Tensor:
-        spent = float(self.cost(widths.likeliest())[0]) / self.limit
-        if abs(spent - 1) <= self.tolerance:
-            return torch.zeros(())
-        return math.copysign(self.weight, spent - 1) * self.expected(widths).log()
-
-    def expected(self, widths: WidthDistribution) -> Tensor:
-        """The expected cost of widths drawn from their distribution, of every variable by itself."""
-        chances = [logits.double().softmax(0) for logits in widths.logits]
-        choices = [torch.tensor(c, dtype=torch.float64) for c in widths.candidates]
-        mean = torch.stack([p @ c for p, c in zip(chances, choices, strict=True)])
-        spread = torch.stack([p @ c**2 for p, c in zip(chances, choices, strict=True)]) - mean**2
-        q, Q = torch.from_numpy(self.cost.q), torch.from_numpy(self.cost.Q)
-        return self.cost.q0 + q @ mean + mean @ Q @ mean + Q.diagonal() @ spread

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,10 @@ import toy
 
 from bcnet.data.source import Data
 from bcnet.space.cost import QuadraticCost
+from bcnet.supernet.meta import MetaSupernet, train_meta
 from bcnet.supernet.paths import METHODS
 from bcnet.supernet.scoring import Evaluator
-from bcnet.supernet.tas import WidthDistribution, train_tas
-
-FOLDER = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.insert(0, FOLDER)
-from rival_supernets import MetaSupernet, Spending, train_meta  # noqa: E402
-
-sys.path.remove(FOLDER)
+from bcnet.supernet.tas import Spending, WidthDistribution, train_tas
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 UA = METHODS["ua"].sampling
@@ -84,7 +78,7 @@ def test_expected_spending_is_that_of_all_widths_by_their_chance() -> None:
 def test_spending_pulls_towards_the_limit(share: float, way: int) -> None:
     widths = WidthDistribution([[2, 4, 6], [3, 9]])
     limit = share * float(COST(widths.likeliest())[0])
-    loss = Spending(COST, limit)(widths)
+    loss = Spending(COST, limit).loss(widths)
     assert np.sign(float(loss)) == way
     if way:
         loss.backward()
@@ -97,6 +91,6 @@ def test_tas_comes_near_its_budget() -> None:
     cost: Any = net.space.costs["flops"]
     data = Data("toy", toy.source(), toy.source())
     limit = 0.4 * float(cost(net.space.max)[0])
-    learnt = train_tas(net, data, toy.config(epochs=20), penalty=Spending(cost, limit), rate=0.2)
+    learnt = train_tas(net, data, toy.config(epochs=20), spending=Spending(cost, limit), rate=0.2)
     spent = float(cost(learnt.likeliest())[0]) / limit
     assert 0.5 < spent < 1.3
