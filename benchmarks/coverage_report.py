@@ -79,9 +79,10 @@ given up since RAFT took 17 s by it; what was gained last is in
 ## What this does not show
 
 Gradients of supernets are not compared. RevNet passes, but its gradients are written by hand, so that a supernet trains
-none of its layers: `trace` says so in a warning. Straight-through gradients of binary networks are lost in a supernet
-in the same way, and nothing says so. Rows of earlier commits can be out of date: when half of the networks were measured
-again two (`ultralytics:yolo26n-seg` and `yolo26n-pose`) that had passed ended in a raw error, until that was mended.
+none of its layers: `trace` says so in a warning. Straight-through gradients of binary networks are lost in the same way
+(of `pytorchcv:wrn20_10_1bit_svhn` the graph gives 20 of 22 parameters none), and nothing says so. Rows of earlier
+commits can be out of date: when half of the networks were measured again two that had passed
+(`ultralytics:yolo26n-seg` and `yolo26n-pose`) ended in a raw error, until that was mended.
 
 Random weights: that a network can be cut says nothing about how well it then learns. Inputs are small, one size each,
 and on the CPU. One random configuration stands for all. Networks that no input tried here runs on, that need
