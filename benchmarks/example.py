@@ -148,9 +148,9 @@ def write_page(found: dict[str, Any]) -> None:
         "search's choice left after the first round, and uniform scaling won. `bcnet run` itself takes seed 10, the "
         "first of the ten; with seed 0, one of those that settings were chosen on, the search goes wrong: its choice "
         "ends at 71.56 %, the race's winner at 73.09 %, uniform scaling at 72.51 %, which ships, as it has the lower "
-        "loss on validation images. Since then evolution's offspring fill the budget, searches also "
-        "begin with LAMP's widths, the mean of the best scores races too, and a race measures copies that settled. None "
-        "of that was chosen on these seeds, and all ten were run again as a whole.",
+        "loss on validation images. Since then evolution's offspring fill the budget, searches also begin with LAMP's "
+        "widths, the mean of the best scores races too, and a race measures copies that settled. None of that was "
+        "chosen on these seeds, and all ten were run again as a whole.",
         "",
     ]
     (RESULTS / "example.md").write_text("\n".join(lines), "utf-8")

@@ -28,6 +28,12 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _ACTIVATIONS = ["relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu", "mish", "neg"]
 _FRACTIONS = ["sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt"]  # of whole numbers too
 
+_SHORTCUTS: list[tuple[Any, str, Any]] = [
+    (fx.config, "do_not_emit_stack_traces", True),
+    (proxy_tensor, "_extract_tensor_metadata", lambda _: None),
+]
+"""Settings of torch of no published name, which a version of it may not have: 2.11 lacks the first."""
+
 
 def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
     """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``."""
@@ -92,12 +98,12 @@ def _quickly() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     gc.disable()
     try:
-        with (
-            patch.object(fx.config, "do_not_emit_stack_traces", True),
-            patch.object(proxy_tensor, "_extract_tensor_metadata", lambda _: None),
-            patch.dict(fake_impls.get_fast_op_impls(), _SHAPES),
-            _use_lazy_graph_module(True),
-        ):
+        with contextlib.ExitStack() as shortcuts:
+            for owner, name, value in _SHORTCUTS:
+                if hasattr(owner, name):
+                    shortcuts.enter_context(patch.object(owner, name, value))
+            shortcuts.enter_context(patch.dict(fake_impls.get_fast_op_impls(), _SHAPES))
+            shortcuts.enter_context(_use_lazy_graph_module(True))
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -22,6 +22,7 @@ from tiny_networks import Tiny, X
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+from bcnet.space import export
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.supernet.supernet import Supernet
 
@@ -331,3 +332,13 @@ def test_kept_channels_in_another_order() -> None:
     for keep in ("l1", "fpgm"):
         found, wanted = (s.build(widths, weights_of=m, keep=keep) for s, m in ((space, model), (straight, plain)))
         torch.testing.assert_close(found.eval()(X), wanted.eval()(X))
+
+
+def test_a_torch_without_a_shortcut_traces_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    network, x = nn.Sequential(*layers).eval(), torch.rand(2, 3, 8, 8)
+    quick = trace(network, x)
+    monkeypatch.setattr(export, "_SHORTCUTS", [(torch.fx.config, "no_version_has_this", True)])
+    plain = trace(network, x)
+    assert [(v.name, v.max) for v in plain.variables] == [(v.name, v.max) for v in quick.variables]
+    assert plain.costs["flops"](plain.max) == quick.costs["flops"](quick.max)
