@@ -130,8 +130,8 @@ def write_page(found: dict[str, Any]) -> None:
         f"Accuracy on {found['images']:,} test images, in percent; differences with their 95 % intervals over the "
         f"{TEST_DIGITS} digits that these images are made of, as images of one digit are no independent draws. "
         f'Uniform widths are {_widths(rows[0]["uniform"])}, full ones {_widths(rows[0]["full"])}. "Won by" is the '
-        "finalist that won the race: `search` is the best score of the search, the others are rules of thumb that need "
-        "no search.",
+        "finalist that won the race: `search` is the best score of the search, `mean-of-best` the mean of its best "
+        "eight, the others are rules of thumb that need no search.",
         "",
         *([f"A run takes {np.mean(seconds):.0f} s of CPU time on a machine with other work.", ""] if seconds else []),
         "What this does not show: the network was made for the example, wide where images are small and narrow where "
@@ -150,7 +150,7 @@ def write_page(found: dict[str, Any]) -> None:
         "ends at 71.56 %, the race's winner at 73.09 %, uniform scaling at 72.51 %, which ships, as it has the lower "
         "loss on validation images. Since then evolution's offspring fill the budget, searches also begin with LAMP's "
         "widths, the mean of the best scores races too, and a race measures copies that settled. None of that was "
-        "chosen on these seeds, and all ten were run again as a whole.",
+        "chosen on these seeds, and all ten were run again as a whole; before it was 10 of 10 too, by 2.87 ± 0.36 points.",
         "",
     ]
     (RESULTS / "example.md").write_text("\n".join(lines), "utf-8")
