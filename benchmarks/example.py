@@ -150,7 +150,8 @@ def write_page(found: dict[str, Any]) -> None:
         "ends at 71.56 %, the race's winner at 73.09 %, uniform scaling at 72.51 %, which ships, as it has the lower "
         "loss on validation images. Since then evolution's offspring fill the budget, searches also begin with LAMP's "
         "widths, the mean of the best scores races too, and a race measures copies that settled. None of that was "
-        "chosen on these seeds, and all ten were run again as a whole; before it was 10 of 10 too, by 2.87 ± 0.36 points.",
+        "chosen on these seeds, and all ten were run again as a whole; before it was 10 of 10 too, by 2.87 ± 0.36 "
+        "points.",
         "",
     ]
     (RESULTS / "example.md").write_text("\n".join(lines), "utf-8")
