@@ -183,7 +183,7 @@ class Racing:
         last step the network itself.
 
         In the middle of a training the losses of one network differ more from seed to seed than those of different
-        networks do; once the rate has fallen they do not (docs/results/race-noise.md).
+        networks do; once the rate has fallen they do not (docs/results/rivals.md).
         """
         given = self.config.optimisation
         if step >= given.epochs * per_epoch:
