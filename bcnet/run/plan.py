@@ -24,6 +24,7 @@ from bcnet.run.stages.search import SCREENED
 from bcnet.search.constraints import format_cost
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
+from bcnet.training.race import SETTLING
 from bcnet.training.retraining import Retraining, learnt, retrain
 from bcnet.utils.progress import duration
 from bcnet.utils.random_state import kept_random_state
@@ -164,7 +165,9 @@ def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
         found["search"] = r.search.evaluations * (heal + each) + SCREENED * r.search.population * each
     others = r.repeats * sum(name != "full" for name in r.compare) + r.repeats - (r.race is not None)
     if r.race is not None:
-        found["race"] = r.race.work(r.retrain.epochs) * epoch + r.race.finalists * pace.look
+        epochs, measured = r.race.work(r.retrain.epochs)
+        settling = min(SETTLING, steps) * (pace.slim + pace.taught)
+        found["race"] = epochs * epoch + measured * (settling + pace.look)
     return {**found, "retrain": others * r.retrain.epochs * epoch}
 
 

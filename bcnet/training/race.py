@@ -51,15 +51,15 @@ class RaceConfig:
     def survivors(self, alive: int, last: bool) -> int:
         return 1 if last else math.ceil(alive / 2)
 
-    def work(self, epochs: int) -> int:
-        """The epochs that all finalists of a training of ``epochs`` are trained for, together, where no two of them are
-        too close to call."""
-        alive, begun, total = self.finalists, 0, 0
+    def work(self, epochs: int) -> tuple[int, int]:
+        """The epochs that all finalists of a training of ``epochs`` are trained for, together, and how often one is
+        measured after a round, where no two of them are too close to call."""
+        alive, begun, total, measured = self.finalists, 0, 0, 0
         milestones = self.milestones(epochs)
         for end in milestones:
-            total += alive * (end - begun)
+            total, measured = total + alive * (end - begun), measured + alive
             alive, begun = self.survivors(alive, last=end == milestones[-1]), end
-        return total + epochs - begun
+        return total + epochs - begun, measured
 
 
 class Results(Protocol):

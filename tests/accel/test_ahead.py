@@ -99,7 +99,9 @@ def test_what_cannot_be_compiled_ahead_is_a_notice(engine: FusedEngine, monkeypa
 
 def test_nothing_is_compiled_for_a_cpu(engine: FusedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "dry_run", lambda *given: pytest.fail("there is nothing to compile"))
+    engine.ready = False
     ahead.compile_ahead(engine, torch.randn(SHAPE))
+    assert engine.ready
 
 
 def test_operators_without_a_kernel_run_dry_too() -> None:

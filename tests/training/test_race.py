@@ -55,6 +55,11 @@ def test_the_field_halves_to_one(race: RaceConfig, epochs: int) -> None:
     assert alive == 1
 
 
+def test_the_work_of_a_race() -> None:
+    """Six for an epoch, three for one more, two for two more, and the winner's last four."""
+    assert RaceConfig(finalists=6, rounds=3).work(8) == (6 + 3 + 2 * 2 + 4, 6 + 3 + 2)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
