@@ -30,10 +30,12 @@ DRAWN = 8
 def compile_ahead(engine: FusedEngine, x: Tensor, widths: Sequence[Widths] | None = None) -> None:
     """Compile what steps of ``engine`` on batches like x (n, C, h, w) will launch at ``widths``, or at some of all.
     Where that fails there is a notice, and kernels are compiled as they are launched."""
-    from bcnet.accel.kernels import launch
-
     engine.ready = True
-    if not x.is_cuda or launch.INTERPRETED:
+    if not x.is_cuda:
+        return
+    from bcnet.accel.kernels import launch  # Triton, which there may not be without a GPU
+
+    if launch.INTERPRETED:
         return
     try:
         device = torch.cuda.current_device() if x.device.index is None else x.device.index
