@@ -204,6 +204,7 @@ def test_rivals_are_planned_and_tuned(benchmark: Any, base: Path, tmp_path: Path
 
 
 def test_a_path_trains_as_the_network_alone(benchmark: Any, base: Path) -> None:
+    pytest.importorskip("torch_pruning", reason="Torch-Pruning is a rival, not a dependency")
     """Widths that are no multiples of eight: the channels beyond them stay zero, the others learn as in the network."""
     paths, side, parts = benchmark("paths"), benchmark("side_by_side"), benchmark("parts")
     images = parts.Images.synthetic("cpu")
@@ -233,6 +234,7 @@ def test_a_path_trains_as_the_network_alone(benchmark: Any, base: Path) -> None:
 
 
 def test_the_search_near_rules_gives_a_plan(benchmark: Any, base: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch_pruning", reason="Torch-Pruning is a rival, not a dependency")
     ours, out = benchmark("rivals_bcnet"), tmp_path / "ours.json"
     flags = ["--quick", "--base", str(base), "--out", str(out), "--network", "vgg19_cifar", "--budget", "40%"]
     ours.main([*flags, "--population", "5", "--evaluations", "3", "--steps", "1", "--groups", "8", "--seconds", "60"])
@@ -247,6 +249,7 @@ def test_the_search_near_rules_gives_a_plan(benchmark: Any, base: Path, tmp_path
 
 
 def test_the_race_of_a_report_halves_its_finalists(benchmark: Any) -> None:
+    pytest.importorskip("torch_pruning", reason="Torch-Pruning is a rival, not a dependency")
     report = benchmark("rivals_report")
 
     def row(losses: list[float]) -> dict[str, Any]:
