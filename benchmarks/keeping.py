@@ -78,8 +78,8 @@ def run(given: argparse.Namespace) -> None:
 
 
 def page(path: Path) -> str:
-    """The table of docs/results/reconstruction.md: paired differences to ``l2``, over networks and seeds. ``auto`` takes
-    the criterion of the lowest held-out loss after the cut, for each network."""
+    """The table of docs/results/reconstruction.md, with paired differences to ``l2`` over networks and seeds. ``auto``
+    takes, for each network, the criterion of the lowest held-out loss after the cut."""
     cases: dict[tuple[str, int], dict[str, Any]] = {}
     for one in read(path):
         cases.setdefault((one["network"], one["seed"]), {})[one["criterion"]] = one

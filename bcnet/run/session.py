@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from bcnet import __version__
+from bcnet.data.half import halves
 from bcnet.data.load import load_data
 from bcnet.data.source import Batch, Data, Source
 from bcnet.errors import BcnetError
@@ -163,6 +164,17 @@ class Run(RunFolder):
     def holds_out(self) -> bool:
         """Whether no network learns from the validation images, so that they can say which is the best."""
         return self.recipe.start == "trained" or self.data.whole is None
+
+    @cached_property
+    def searched(self) -> Source:
+        """The validation images that a search scores on: half of them, where the others judge what it found."""
+        return halves(self.data.val, self.recipe.seed)[0] if self.holds_out else self.data.val
+
+    @cached_property
+    def judged(self) -> Source:
+        """The validation images that decide a race and what ships: the half that no search has seen, as what scored best
+        on some images is flattered by them."""
+        return halves(self.data.val, self.recipe.seed)[1] if self.holds_out else self.data.val
 
     def given_network(self) -> nn.Module:
         """The network as it was given, trained, in evaluation mode: where slim ones begin, and their teacher."""
