@@ -172,8 +172,8 @@ class Run(RunFolder):
 
     @cached_property
     def judged(self) -> Source:
-        """The validation images that decide a race and what ships: the half that no search has seen, as what scored best
-        on some images is flattered by them."""
+        """The validation images that decide a race and what ships: the half that no search has seen, since images that
+        found the best score flatter it."""
         return halves(self.data.val, self.recipe.seed)[1] if self.holds_out else self.data.val
 
     def given_network(self) -> nn.Module:

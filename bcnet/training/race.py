@@ -3,8 +3,9 @@
 Whatever chose the finalists, what ships has been trained and measured against the others on held-out images; so it is,
 but for noise, never worse than any of them. All finalists follow the schedule of the whole training, which makes their
 measurements comparable and lets the winner go on with what it has learnt. A finalist is stopped only if it is worse by
-more than the held-out images leave to chance: all see the same ones, so their differences part by part tell. What is too
-close to call in the end is decided by who was listed first. The held-out images should be some that chose no finalist.
+more than the held-out images leave to chance: all see the same ones, so their differences part by part tell. What is
+too close to call in the end is decided by who was listed first. The held-out images should be some that chose no
+finalist.
 """
 
 from __future__ import annotations
@@ -125,11 +126,11 @@ class Racing:
                 break
             for entry in alive:
                 entry.rounds.append(self._round(entry, number, epochs, folder, results, progress))
-            alive = self._survivors(alive, last=number == len(milestones))
+            alive = self.stay(alive, last=number == len(milestones))
             self._built = {entry.name: self._built[entry.name] for entry in alive if entry.name in self._built}
         return self._finish(alive[0], folder, progress)
 
-    def _survivors(self, alive: list[Finalist], last: bool) -> list[Finalist]:
+    def stay(self, alive: list[Finalist], last: bool) -> list[Finalist]:
         """Those that go on, in the order they were listed in: the better half, and who is worse than it by no more than
         chance, as many again at the most. After the last round, the first that is worse than the best by no more than
         chance."""
