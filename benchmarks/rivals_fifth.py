@@ -104,22 +104,21 @@ class Calls:
                 self.choosing[-1].wait()
 
     def _train(self, kind: str, budget: str, epochs: int, lr: float, methods: list[str]) -> None:
+        mark: dict[str, int] = {}
         if kind == "equal":
-            epochs = self._epochs(budget, epochs, lr)
+            mark, epochs = {"equal_to": epochs}, self._epochs(budget, epochs, lr)
         side = self.args.side
         groups = [methods[n : n + side] for n in range(0, len(methods), side)] if kind != "bcnet" else [["bcnet"]]
         for seed, group in itertools.product(self.args.seeds, groups):
             todo = [method for method in group if not self._known(budget, epochs, lr, seed, method)]
             if todo:
-                self._within(f"{kind} {budget} {epochs}", partial(self._group, budget, epochs, lr, seed, todo))
+                self._within(f"{kind} {budget} {epochs}", partial(self._group, budget, epochs, lr, seed, todo, mark))
 
-    def _group(self, budget: str, epochs: int, lr: float, seed: int, methods: list[str]) -> None:
-        ours = methods == ["bcnet"]
-        rows = (
-            [self.comparison.bcnet(budget, epochs, lr, seed)]
-            if ours
-            else self.comparison.rivals(budget, epochs, lr, seed, methods)
-        )
+    def _group(self, budget: str, epochs: int, lr: float, seed: int, methods: list[str], mark: dict[str, int]) -> None:
+        if methods == ["bcnet"]:
+            rows = [self.comparison.bcnet(budget, epochs, lr, seed)]
+        else:
+            rows = [{**row, **mark} for row in self.comparison.rivals(budget, epochs, lr, seed, methods)]
         append(self.args.out / "rows.jsonl", rows)
         self.rows += rows
         for row in rows:

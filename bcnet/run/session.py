@@ -212,9 +212,9 @@ class Run(RunFolder):
         return network
 
     def training_batches(self, count: int) -> list[Batch]:
-        """The first ``count`` training batches, or all where there are fewer."""
+        """The first ``count`` training batches, or all where there are fewer; the same whole ones in all processes."""
         batches = self.data.train.batches(0, 0, self.device)
-        return [next(batches) for _ in range(min(count, len(self.data.train)))]
+        return [distributed.whole(next(batches)) for _ in range(min(count, len(self.data.train)))]
 
     @property
     def chosen(self) -> str:
