@@ -151,9 +151,9 @@ def write_page(found: dict[str, Any]) -> None:
         "loss on validation images. Since then evolution's offspring fill the budget, searches also begin with LAMP's "
         "widths, the mean of the best scores races too, and a race measures copies that settled. None of that was "
         "chosen on these seeds, and all ten were run again as a whole; before it was 10 of 10 too, by 2.87 ± 0.36 "
-        "points. That was 10 of 10 by 3.15 ± 0.60 points. Now the search scores on half of the validation images and the "
-        "race looks at the other half; what is too close to call goes to the mean of the best scores, of the best three "
-        "here instead of eight; nothing of that was chosen on these seeds, and they were run again as a whole.",
+        "points. That was 10 of 10 by 3.15 ± 0.60 points. Now the search scores on half of the validation images and "
+        "the race looks at the other half; what is too close to call goes to the mean of the best scores, of the best "
+        "three here instead of eight; nothing of that was chosen on these seeds, and they were run again as a whole.",
         "",
     ]
     (RESULTS / "example.md").write_text("\n".join(lines), "utf-8")
