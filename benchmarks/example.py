@@ -153,10 +153,10 @@ def write_page(found: dict[str, Any]) -> None:
         "chosen on these seeds, and all ten were run again as a whole; before it was 10 of 10 too, by 2.87 ± 0.36 "
         "points. That was 10 of 10 by 3.15 ± 0.60 points. Now the search scores on half of the validation images and "
         "the race looks at the other half; the mean of the best scores, of three here instead of eight, is listed "
-        "first, and of those too close to call the first wins. With two standard errors as too close, which no seed had "
-        "a part in, seed 10 ended at 74.02 % and seed 11 at 76.84 %: on seed 10 the search's choice won, though a rule "
-        "was ahead of it by 1.5 standard errors. That changed the rule to one standard error, so these two seeds had a "
-        "part in it, the other eight had none; all ten were run with it.",
+        "first, and of those too close to call the first wins. With two standard errors as too close, which no "
+        "seed had a part in, seed 10 ended at 74.02 % and seed 11 at 76.84 %: on seed 10 the search's choice won, "
+        "though a rule was ahead of it by 1.5 standard errors. That changed the rule to one standard error, so "
+        "these two seeds had a part in it, the other eight had none; all ten were run with it.",
         "",
     ]
     (RESULTS / "example.md").write_text("\n".join(lines), "utf-8")
