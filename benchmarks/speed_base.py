@@ -62,7 +62,7 @@ class Bench:
         """A fused step with SGD."""
         network = self.on(network)
         kernels = (reference, torch.float32) if self.tiny else (None, torch.bfloat16)
-        step = PlainStep(network, x, loss_with(teacher), *kernels)
+        step = PlainStep(network, x, loss_of, teacher, *kernels)
         sgd = self.sgd(network)
         return lambda: (step(x, y), sgd.step())
 
@@ -72,12 +72,13 @@ class Bench:
     def plain(self, network: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module | None = None) -> Action:
         """PyTorch's step: autocast, channels last, a CUDA graph."""
         network = self.on(network)
-        loss = loss_with(teacher)
 
         def learn(images: Tensor, labels: Tensor) -> Tensor:
             network.zero_grad(set_to_none=self.tiny)
             with torch.autocast(self.device, torch.bfloat16):
-                found = loss(network(images), images, labels)
+                with torch.no_grad():
+                    taught = None if teacher is None else teacher(images)
+                found = loss_of(network(images), labels, taught)
             found.backward()
             return found.detach()[None]
 
@@ -100,16 +101,11 @@ class Bench:
         return step
 
 
-def loss_with(teacher: nn.Module | None) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    def loss(output: Any, x: Tensor, y: Tensor) -> Tensor:
-        labelled = F.cross_entropy(output.float(), y)
-        if teacher is None:
-            return labelled
-        with torch.no_grad():
-            soft = teacher(x).float().softmax(1)
-        return 0.1 * labelled + 0.9 * F.cross_entropy(output.float(), soft)
-
-    return loss
+def loss_of(output: Any, y: Tensor, taught: Any) -> Tensor:
+    labelled = F.cross_entropy(output.float(), y)
+    if taught is None:
+        return labelled
+    return 0.1 * labelled + 0.9 * F.cross_entropy(output.float(), taught.float().softmax(1))
 
 
 def uniform(space: NetworkSpace, budget: str) -> Any:

@@ -183,9 +183,9 @@ marks = [("imports", time.perf_counter() - start)]
 network = build("mobilenetv2_cifar").to(device)
 count = 8 if device == "cpu" else 256
 x, y = torch.randn(count, 3, 32, 32, device=device), torch.zeros(count, dtype=torch.long, device=device)
-def loss(output, x, y): return torch.nn.functional.cross_entropy(output.float(), y)
+def loss(output, y, taught): return torch.nn.functional.cross_entropy(output.float(), y)
 if device == "cpu":
-    step = PlainStep(network, x, loss, reference, torch.float32)
+    step = PlainStep(network, x, loss, None, reference, torch.float32)
 else:
     why_no_kernels(x.device)
     marks.append(("proof", time.perf_counter() - start))
@@ -262,7 +262,7 @@ def memory(bench: Bench) -> Found:
 
     def train() -> Any:
         source = LoaderSource([(x, y)] * 2)
-        return retrain(network().to(bench.device), source, config, fast=lambda n, x, loss: plain_step(n, x, loss)[0])
+        return retrain(network().to(bench.device), source, config, fast=lambda *given: plain_step(*given)[0])
 
     net = supernet_of(bench, network(), 32, 2)
     few = net.space.sample(np.random.default_rng(0), 4)

@@ -118,7 +118,7 @@ class FusedEngine:
     @torch.no_grad()
     def logits(self, x: Tensor, widths: ArrayLike, side: Side = "left", statistics: Statistics = "running") -> Tensor:
         """What a path says of images x (n, C, h, w): (n, classes) in float32."""
-        tape = self._tape(x.device, self.net.plan(widths, side), statistics)
+        tape = self.tape(x.device, self.net.plan(widths, side), statistics)
         return tape.scores(tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False))[0]
 
     @torch.no_grad()
@@ -127,14 +127,14 @@ class FusedEngine:
         mode = self.net.training
         self.net.eval()
         for number, x in enumerate(batches, 1):
-            tape = self._tape(x.device, self.net.plan(widths, side), "tracked")
+            tape = self.tape(x.device, self.net.plan(widths, side), "tracked")
             tape.slices.momentum = 1 / number
             tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False)
             tape.track()
         self.net.train(mode)
 
-    def _tape(self, device: torch.device, plan: Plan, statistics: Statistics) -> Tape:
-        """The tape of one path on its way forwards."""
+    def tape(self, device: torch.device, plan: Plan, statistics: Statistics) -> Tape:
+        """The tape of one path on its way forwards; with running statistics it can go again, for batches of a shape."""
         self.refresh()
         groups = [self._places([plan])]
         packed, sizes = self._packed(groups, device)
