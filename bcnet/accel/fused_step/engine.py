@@ -104,7 +104,7 @@ class FusedEngine:
             logits = tape.forward(image)
             teacher = None if teachers is None else teachers[group[0]]
             if teachers is not None and group[0] in teachers:
-                taught[group[0]] = tape.probabilities(logits)
+                taught[group[0]] = tape.scores(logits)[0].softmax(1)
             own = None if loss is None else partial(_with_labels, loss, y)
             goal = Goal(group, [shares[j] for j in group], smoothing, taught.get(teacher), own)
             tape.backward(logits, y, goal, losses)
@@ -118,8 +118,7 @@ class FusedEngine:
     @torch.no_grad()
     def logits(self, x: Tensor, widths: ArrayLike, side: Side = "left", statistics: Statistics = "running") -> Tensor:
         """What a path says of images x (n, C, h, w): (n, classes) in float32."""
-        tape = self.tape(x.device, self.net.plan(widths, side), statistics)
-        return tape.scores(tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False))[0]
+        return self.tape(x.device, self.net.plan(widths, side), statistics).answers(x)[0]
 
     @torch.no_grad()
     def recalibrate(self, batches: Iterable[Tensor], widths: ArrayLike, side: Side = "left") -> None:

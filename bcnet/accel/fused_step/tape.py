@@ -103,16 +103,16 @@ class Tape:
         else:
             self._eager(layer)
 
+    def answers(self, x: Tensor) -> Tensor:
+        """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a way back."""
+        return self.scores(self.forward(x.to(self.slices.dtype, memory_format=torch.channels_last), keep=False))
+
     def scores(self, logits: Tensor) -> Tensor:
         """What :meth:`forward` gave, in float32 and with the last bias: (S, n, classes)."""
         bias = self._last_bias()
         sides, _, classes = logits.shape
         values = logits.float()
         return values if bias is None else values + bias[: sides * classes].view(sides, 1, classes)
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """What the first side teaches: (n, classes) in float32, of the logits that :meth:`forward` gave."""
-        return self.scores(logits)[0].softmax(1)
 
     def _last_bias(self) -> Tensor | None:
         layer = self.program.layers[-1]

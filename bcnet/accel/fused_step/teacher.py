@@ -87,7 +87,7 @@ class FusedAnswers:
         if not any(isinstance(layer, Norm) for layer in self._engine.program.layers):
             raise Unsupported("no batch norm of it has a fused kernel")
         self._tapes: dict[torch.Size, Tape] = {}
-        compile_ahead(self._engine, example, [net.space.max], learns=False)
+        compile_ahead(self._engine, example, [net.space.max], answers="running")
         self._check(twin, example[:CHECKED])
 
     def tape(self, x: Tensor) -> Tape:
@@ -99,8 +99,7 @@ class FusedAnswers:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
-        tape = self.tape(x)
-        return tape.scores(tape.forward(x.to(self._engine.dtype, memory_format=torch.channels_last), keep=False))[0]
+        return self.tape(x).answers(x)[0]
 
     @torch.no_grad()
     def _check(self, network: nn.Module, x: Tensor) -> None:
