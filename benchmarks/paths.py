@@ -47,6 +47,7 @@ class Lessons:
         first = next(iter(self._batches(0)))[0]
         self._teacher = None if teacher is None else Teacher(teacher, first, training.dtype)
         self._keep, self._made = keep, dict[int, list[Lesson]]()
+        self.seconds: dict[int, float] = {}
 
     def epoch(self, number: int) -> list[Lesson]:
         if number not in self._made:

@@ -140,7 +140,8 @@ def fused(args: argparse.Namespace, images: Images, training: Training, start: f
     (args.out / "base.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, images: Images | None = None) -> None:
+    """``images`` are read unless they are given."""
     start = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path)
@@ -165,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     torch.backends.cudnn.benchmark = args.cudnn_benchmark
     args.out.mkdir(parents=True, exist_ok=True)
-    images = Images.synthetic(device) if args.quick else Images.cifar10(args.data, device)
+    images = images or (Images.synthetic(device) if args.quick else Images.cifar10(args.data, device))
     training = Training(
         args.most_epochs, args.lr, args.batch, args.warmup, weight_decay=args.weight_decay, taught=args.taught,
         cutout=args.cutout, seed=args.seed, dtype=args.dtype, decay_all=True,

@@ -85,7 +85,8 @@ def section(results: Results, ours: str) -> list[str]:
             for other in (rivals[0] if rivals else "", "uniform")
         ]
         price = np.mean([row["plan_seconds"] or 0.0 for row in rows])
-        tuning = np.mean([row["tuning_seconds"] for row in rows])
+        parts = ("making_seconds", "lesson_seconds", "tuning_seconds")
+        tuning = np.mean([sum(row.get(part, 0.0) for part in parts) for row in rows])
         lines.append(
             f"| {method} | {means[method]:.2f} | {len(rows)} | {' | '.join(pairs)} | {rows[0]['flops'] / 1e6:.1f} "
             f"| {price:.1f} | {tuning:.1f} |"
@@ -100,14 +101,20 @@ def noise(results: Results) -> str:
     some = [list(rows.values()) for rows in results.values() if len(rows) == most > 1]
     if len(some) < 2:
         return "Too few seeds to tell noise."
+    if not all(row["rounds"] for rows in some for row in rows):
+        return f"Held-out losses deviate over seeds and between methods by {_final(some)} after all epochs."
     ways = {"loss": "as they are", "settled": "settled"} if "settled" in some[0][0]["rounds"][0] else {"loss": ""}
     parts = []
     for number, one in enumerate(some[0][0]["rounds"]):
         for key, said in ways.items():
             found = _deviations([[row["rounds"][number][key] for row in rows] for rows in some])
             parts.append(f"{found} after {one['epochs']} {said}".rstrip())
-    parts.append(f"{_deviations([[r['val']['loss'] for r in rows] for rows in some])} after all epochs")
+    parts.append(f"{_final(some)} after all epochs")
     return f"Held-out losses deviate over seeds and between methods by {', '.join(parts)}."
+
+
+def _final(some: list[list[dict[str, Any]]]) -> str:
+    return _deviations([[row["val"]["loss"] for row in rows] for rows in some])
 
 
 def _deviations(losses: list[list[float]]) -> str:
@@ -122,13 +129,19 @@ def _told(measured: dict[str, Any]) -> float:
 
 
 def page(rows: Sequence[dict[str, Any]], ours: str, base: dict[str, Any] | None) -> list[str]:
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, bool], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        groups[row["network"], row["budget"], json.dumps(row["recipe"])].append(row)
+        equal = "equal_to" in row
+        recipe = {**row["recipe"], "epochs": row["equal_to"]} if equal else row["recipe"]
+        groups[row["network"], row["budget"], json.dumps(recipe), equal].append(row)
     lines: list[str] = []
-    for (network, budget, recipe), some in sorted(groups.items()):
+    for (network, budget, recipe, equal), some in sorted(groups.items()):
         settings = ", ".join(f"{key} {value}" for key, value in json.loads(recipe).items())
         lines += [f"## {network} at {budget}", "", f"Fine-tuned with {settings}."]
+        if equal:  # the rivals' own epochs are in their rows
+            longer = sorted({row["recipe"]["epochs"] for row in some})
+            lines += [f"At equal seconds: others have {', '.join(map(str, longer))} epochs."]
+            some = some + [r for r in groups[network, budget, recipe, False] if r["method"] == ours]
         if base is not None and network in base["networks"]:
             lines += [f"The full network has {base['networks'][network]['test']['accuracy']:.2f} %."]
         lines += ["", *section(merged(some), ours), "", noise(merged(some)), ""]

@@ -68,7 +68,7 @@ class _Enough(Exception):
 @dataclass(frozen=True)
 class _Pace:
     """Seconds: of a training step of the full, a slim and the super network, of what the teacher says of a batch, and
-    of one look at all validation images."""
+    of one look at the validation images that a search scores on, or that judge."""
 
     full: float
     slim: float
@@ -108,7 +108,7 @@ def _measured(run: Run) -> _Pace:
         slim=_training_step(run, slim, rate),
         supernet=_supernet_step(run) if r.scorer == "supernet" else 0.0,
         taught=_forward(full, batch, run) if taught else 0.0,
-        look=(_forward(slim, seen, run) + loaded) * len(run.data.val),
+        look=(_forward(slim, seen, run) + loaded) * len(run.data.val) / (2 if run.holds_out else 1),
     )
 
 

@@ -108,7 +108,7 @@ class Recipe(BaseModel):
     recalibrate: int = Field(default=0, ge=0)
     rank_by: Literal["score", "loss"] = "loss"
     fallback: bool = True
-    search: SearchConfig = SearchConfig(strategy="neighbours", evaluations=100, population=20)
+    search: SearchConfig = SearchConfig(strategy="neighbours", evaluations=72, population=12)
     race: RaceConfig | None = RaceConfig()
     retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)

@@ -120,6 +120,7 @@ SCHEMAS: dict[str, Any] = {
         scored_by=Literal["steps", "cut", "supernet"],
         log_width=_object(gains=list[FiniteFloat]) | None,
         reference=dict[str, FiniteFloat],
+        rules=(dict[str, FiniteFloat], {}),
         notes=list[str],
         seconds=Seconds,
     ),

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from bcnet import __version__
+from bcnet.data.half import halves
 from bcnet.data.load import load_data
 from bcnet.data.source import Batch, Data, Source
 from bcnet.errors import BcnetError
@@ -164,6 +165,17 @@ class Run(RunFolder):
         """Whether no network learns from the validation images, so that they can say which is the best."""
         return self.recipe.start == "trained" or self.data.whole is None
 
+    @cached_property
+    def searched(self) -> Source:
+        """The validation images that a search scores on: half of them, where the others judge what it found."""
+        return halves(self.data.val, self.recipe.seed)[0] if self.holds_out else self.data.val
+
+    @cached_property
+    def judged(self) -> Source:
+        """The validation images that decide a race and what ships: the half that no search has seen, since images that
+        found the best score flatter it."""
+        return halves(self.data.val, self.recipe.seed)[1] if self.holds_out else self.data.val
+
     def given_network(self) -> nn.Module:
         """The network as it was given, trained, in evaluation mode: where slim ones begin, and their teacher."""
         network = copy.deepcopy(self.source.model)
@@ -200,9 +212,9 @@ class Run(RunFolder):
         return network
 
     def training_batches(self, count: int) -> list[Batch]:
-        """The first ``count`` training batches, or all where there are fewer."""
+        """The first ``count`` training batches, or all where there are fewer; the same whole ones in all processes."""
         batches = self.data.train.batches(0, 0, self.device)
-        return [next(batches) for _ in range(min(count, len(self.data.train)))]
+        return [distributed.whole(next(batches)) for _ in range(min(count, len(self.data.train)))]
 
     @property
     def chosen(self) -> str:

@@ -72,7 +72,7 @@ def slim(
 
             run.listener = stack.enter_context(shown())
         source = _source(model, example, run.device, task)
-        data = from_loaders(train, val, test, classes=source.classes, seed=chosen.seed)
+        data = from_loaders(train, val, test, classes=source.classes, seed=chosen.seed, shard=run.place.shard)
         if run.done("run"):
             _check_same(run, chosen)
         else:

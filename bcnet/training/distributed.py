@@ -175,6 +175,16 @@ def average(parameters: Iterable[nn.Parameter], losses: Tensor) -> Tensor:
     return pieces[-1]
 
 
+def whole(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The whole batch that every process has its share of, the same on all."""
+    if world()[1] == 1:
+        return batch
+    from accelerate.utils import gather
+
+    x, y = (gather(part.contiguous()) for part in batch)
+    return x, y
+
+
 def add_up(table: NDArray[np.float64], device: torch.device) -> NDArray[np.float64]:
     """The sum of a table over all processes, the same on all."""
     if world()[1] == 1:

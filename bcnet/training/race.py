@@ -3,7 +3,9 @@
 Whatever chose the finalists, what ships has been trained and measured against the others on held-out images; so it is,
 but for noise, never worse than any of them. All finalists follow the schedule of the whole training, which makes their
 measurements comparable and lets the winner go on with what it has learnt. A finalist is stopped only if it is worse by
-more than the held-out images leave to chance: all see the same ones, so their differences part by part tell.
+more than the held-out images leave to chance: all see the same ones, so their differences part by part tell. What is
+too close to call in the end is decided by who was listed first. The held-out images should be some that chose no
+finalist.
 """
 
 from __future__ import annotations
@@ -36,16 +38,17 @@ PARTS = 40
 
 @checked
 class RaceConfig:
-    """After the last round one goes on alone. Of those too close to call, at most as many as the better half go on with
-    it. Every round is twice as long as the one before."""
+    """After the last round one goes on alone: the best, or the first that is too close to it to call. Before that, at
+    most as many as the better half go on with it because they are too close to call. Every round is twice as long as
+    the one before."""
 
-    finalists: Annotated[Count, "configurations that begin the race"] = 6
-    rounds: Annotated[Count, "after each, the better half goes on, and who is too close to call"] = 3
-    epochs: Annotated[Count | None, "that the rounds take together; left out: half of the training"] = None
+    finalists: Annotated[Count, "configurations that begin the race"] = 4
+    rounds: Annotated[Count, "after each, the better half goes on, and who is too close to call"] = 2
+    epochs: Annotated[Count | None, "that the rounds take together; left out: a quarter of the training"] = None
 
     def milestones(self, epochs: int) -> list[int]:
         """The epochs, rising, at whose ends the rounds of a training of ``epochs`` end; none after its last epoch."""
-        last = min(self.epochs or max(1, epochs // 2), epochs)
+        last = min(self.epochs or max(1, epochs // 4), epochs)
         return sorted({max(1, math.ceil(last / 2 ** (self.rounds - number))) for number in range(1, self.rounds + 1)})
 
     def survivors(self, alive: int, last: bool) -> int:
@@ -105,6 +108,7 @@ class Racing:
     ):
         self.race, self.data, self.config, self.by = race, data, config, by
         self.task, self.teacher, self.fast = task, teacher, fast
+        self._built: dict[str, nn.Module] = {}
 
     def run(
         self,
@@ -113,7 +117,8 @@ class Racing:
         results: Results,
         progress: Callable[[str, Progress], None] | None = None,
     ) -> Winner:
-        """Race ``entries``; their checkpoints lie in ``folder``, from which a stopped race goes on."""
+        """Race ``entries``, the most trusted first; their checkpoints lie in ``folder``, from which a stopped race goes
+        on."""
         alive = list(entries)
         milestones = self.race.milestones(self.config.optimisation.epochs)
         for number, epochs in enumerate(milestones, 1):
@@ -121,23 +126,21 @@ class Racing:
                 break
             for entry in alive:
                 entry.rounds.append(self._round(entry, number, epochs, folder, results, progress))
-            alive = self._survivors(alive, last=number == len(milestones))
-        return self._best([self._finish(entry, folder, progress) for entry in alive])
+            alive = self.stay(alive, last=number == len(milestones))
+            self._built = {entry.name: self._built[entry.name] for entry in alive if entry.name in self._built}
+        return self._finish(alive[0], folder, progress)
 
-    def _survivors(self, alive: list[Finalist], last: bool) -> list[Finalist]:
-        """The better half, or the best, and those that are worse by no more than chance, as many again at the most."""
+    def stay(self, alive: list[Finalist], last: bool) -> list[Finalist]:
+        """Those that go on, in the order they were listed in: the better half, and who is worse than it by no more than
+        chance, as many again at the most. After the last round, the first that is worse than the best by no more than
+        chance."""
         ranked = sorted(alive, key=lambda entry: self.rank(entry.rounds[-1]))
         left = self.race.survivors(len(alive), last)
         worst = ranked[left - 1].rounds[-1]
-        close = [entry for entry in ranked[left : 2 * left] if not _worse(entry.rounds[-1], worst)]
-        return ranked[:left] + close
-
-    def _best(self, finished: list[Winner]) -> Winner:
-        """The better of those that were too close to call before their last epochs."""
-        if len(finished) == 1:
-            return finished[0]
-        measured = [self._measure(winner.network) for winner in finished]
-        return finished[min(range(len(finished)), key=lambda number: self.rank(measured[number]))]
+        most = len(ranked) if last else 2 * left
+        gone = [entry for entry in ranked[left:most] if _worse(entry.rounds[-1], worst)] + ranked[most:]
+        stay = [entry for entry in alive if entry not in gone]
+        return stay[:1] if last else stay
 
     def rank(self, measured: dict[str, Any]) -> float:
         """What is sorted by: lower is better."""
@@ -170,7 +173,7 @@ class Racing:
         known = results.known(key)
         if known is not None:
             return known
-        network, curve = entry.build(), list[dict[str, Any]]()
+        network, curve = self._network(entry), list[dict[str, Any]]()
         training = self._training(entry, network, folder)
         training.run(self._watched(entry.name, training, curve, progress), epochs)
         settled = self._settled(network, epochs * training.per_epoch, training.per_epoch)
@@ -202,7 +205,7 @@ class Racing:
         return twin
 
     def _finish(self, entry: Finalist, folder: Path, progress: Callable[[str, Progress], None] | None) -> Winner:
-        network, curve = entry.build(), list[dict[str, Any]]()
+        network, curve = self._network(entry), list[dict[str, Any]]()
         training = self._training(entry, network, folder)
         training.run(self._watched(entry.name, training, curve, progress))
         training.finish()
@@ -227,6 +230,12 @@ class Racing:
                 curve.append({"name": name, "epochs": state.step // training.per_epoch, **measured})
 
         return told
+
+    def _network(self, entry: Finalist) -> nn.Module:
+        """The network of ``entry``, built once: what it learnt in earlier rounds comes from its checkpoint."""
+        if entry.name not in self._built:
+            self._built[entry.name] = entry.build()
+        return self._built[entry.name]
 
     def _training(self, entry: Finalist, network: nn.Module, folder: Path) -> Loop:
         return open_training(
@@ -264,9 +273,10 @@ class _InParts:
 
 
 def _worse(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether ``one`` is worse by more than chance; where a measurement has too few parts to tell, it is."""
+    """Whether ``one`` is worse by more than chance; where measurements have too few parts to tell, or other ones, it
+    is."""
     parts = [np.array(measured.get("parts", ())) for measured in (one, other)]
-    if min(map(len, parts)) < 2:
+    if len(parts[0]) < 2 or len(parts[0]) != len(parts[1]):
         return True
     difference = parts[0] - parts[1]
     return bool(difference.mean() > CLEAR * difference.std(ddof=1) / len(difference) ** 0.5)

@@ -47,17 +47,18 @@ def plain_training(run: Run) -> Retraining:
 
 
 def keep_network(run: Run, name: str, network: nn.Module, result: dict[str, Any]) -> None:
-    """Store a trained network with its figures: on test images where there are any, else on validation.
+    """Store a trained network with its figures: on test images where there are any, else on validation images that no
+    search has seen.
 
-    Where the validation images are held out to the end they say which network is the best (``val``), and the test
+    Where the validation images are held out to the end those say which network is the best (``val``), and the test
     images need not.
     """
     network.eval()
-    images, bf16 = run.data.test or run.data.val, run.recipe.retrain.bf16
+    images, bf16 = run.data.test or run.judged, run.recipe.retrain.bf16
     measured = evaluate(network, images, run.task, bf16=bf16)
     known = learnt(network, images, run.task, bf16=bf16)
     if run.holds_out:
-        result = {**result, "val": evaluate(network, run.data.val, run.task, bf16=bf16)}
+        result = {**result, "val": evaluate(network, run.judged, run.task, bf16=bf16)}
     costs = run.cost_of(result["widths"])
     figures = {"name": name, "scored_on": run.data.scored_on, **measured, "learnt": known, "costs": costs}
     run.write(f"retrain/{name}", {**figures, **result}, network.state_dict())

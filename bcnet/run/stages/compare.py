@@ -68,7 +68,7 @@ def _budgets(run: Run, rows: list[dict[str, Any]], chosen: dict[str, Any]) -> li
 def _leads(run: Run, networks: dict[str, nn.Module], chosen: str) -> dict[str, dict[str, float]]:
     """How far the network that ships is ahead of each, and the standard error of that: over the same images, and over
     trainings where networks were trained more than once."""
-    images, bf16 = run.data.test or run.data.val, run.recipe.retrain.bf16
+    images, bf16 = run.data.test or run.judged, run.recipe.retrain.bf16
     scores = {name: sample_scores(network, images, run.task, bf16=bf16) for name, network in networks.items()}
     trained = {name: [one["score"] for one in trainings(run, name)] for name in networks}
     found = {}

@@ -13,8 +13,7 @@ from bcnet.space.importance import kinds
 from bcnet.space.widths import Widths
 
 NEXT_BEST = 3
-"""Scores that race beside the best one: of the four best of ``neighbours`` the third or the fourth won the race
-(docs/results/rivals.md)."""
+"""Scores that may race beside the best one, where there is room."""
 
 
 def named_widths(run: Run) -> dict[str, Widths]:
@@ -51,8 +50,9 @@ def rules_of_thumb(run: Run) -> dict[str, list[int]]:
 
 
 def finalists(run: Run) -> dict[str, list[int]]:
-    """The configurations that race, by name: the search's choice, its best single score, uniform widths, the mean of
-    the best scores, isomorphic widths, the next best scores, and the other rules of thumb."""
+    """The configurations that race, by name, the most trusted first: the mean of the best scores, which no single one's
+    luck is in (docs/results/rivals.md), the search's choice, the rule of thumb that scored best, uniform widths, the
+    other rules, and more of the best scores."""
     with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
         trials = [trial for trial in store.trials() if trial.feasible and trial.score is not None]
     trials = [trial for trial in trials if bool(run.held.feasible(np.array([trial.widths]))[0])]
@@ -60,8 +60,11 @@ def finalists(run: Run) -> dict[str, list[int]]:
     named = {"best-score" if n == 1 else f"score-{n}": widths for n, widths in enumerate(scored[: 1 + NEXT_BEST], 1)}
     if scored:
         named["mean-of-best"] = mean_of(run.held, np.array(scored))[0].tolist()
-    proposed = {"search": list(run.read("search")["best"]["widths"])} | named | rules_of_thumb(run)
-    first = ["search", "best-score", "uniform", "mean-of-best", f"{_criterion(run)}-isomorphic"]
+    searched, rules = run.read("search"), rules_of_thumb(run)
+    known: dict[str, float] = searched.get("rules", {})
+    ranked = sorted(rules, key=lambda rule: -known.get(rule, -np.inf))
+    proposed = {"search": list(searched["best"]["widths"])} | rules | named
+    first = ["mean-of-best", "search", ranked[0], "uniform", *ranked]
     proposed = {name: proposed[name] for name in [*first, *proposed] if name in proposed}
     different: dict[tuple[int, ...], str] = {}
     for name, widths in proposed.items():

@@ -36,14 +36,14 @@ def score_given(run: Run) -> None:
         history = _train(run, network)
     else:
         run.listener.note(f"the network as given has {_figure(run, before)} on validation{_doubt(run)}")
-    measured = evaluate(network, run.data.test or run.data.val, run.task, bf16=run.recipe.given.bf16)
+    measured = evaluate(network, run.data.test or run.judged, run.task, bf16=run.recipe.given.bf16)
     result = {
         "knew": knows,
         "metric": run.task.metric,
         "before": before,
         "scored_on": run.data.scored_on,
         **measured,
-        "val": evaluate(network, run.data.val, run.task, bf16=run.recipe.given.bf16),
+        "val": evaluate(network, run.judged, run.task, bf16=run.recipe.given.bf16),
         "history": history,
         "seconds": time.monotonic() - start,
     }

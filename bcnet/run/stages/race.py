@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,8 @@ def race(run: Run) -> None:
     if len(widths) == 1:
         run.listener.note("there is one finalist, so there is nothing to race against")
     config, teacher = fine_tuning(run)
-    racing = Racing(r.race, run.data, config, task=run.task_given, teacher=teacher, by=r.rank_by, fast=fast_step(run))
+    data = replace(run.data, val=run.judged)
+    racing = Racing(r.race, data, config, task=run.task_given, teacher=teacher, by=r.rank_by, fast=fast_step(run))
     entries = [Finalist(name, partial(run.inherited, chosen)) for name, chosen in widths.items()]
     told = {name: training_steps(run.listener, f"race: {name}") for name in widths}
     winner = racing.run(

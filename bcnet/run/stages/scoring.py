@@ -59,7 +59,7 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
         run.given_network(),
         run.channel_scores,
         run.training_batches(max(steps, r.healing.calibration)),
-        run.data.val.batches(0, 0, run.device),
+        run.searched.batches(0, 0, run.device),
         run.task,
         teacher=teacher,
         healing=healing,
@@ -93,8 +93,8 @@ def _evaluator(run: Run) -> Evaluator:
 
 
 def _scoring_batches(run: Run) -> list[tuple[Tensor, Tensor]]:
-    """The validation images; small batches of a loader are put together, since batch norm needs their statistics."""
-    batches = list(run.data.val.batches(0, 0, run.device))
+    """The search's validation images; small batches are put together, since batch norm needs their statistics."""
+    batches = list(run.searched.batches(0, 0, run.device))
     most = run.recipe.loading.eval_batch_size
     together = len({(x.shape[1:], y.shape[1:]) for x, y in batches}) == 1
     if len(batches) == 1 or 2 * len(batches[0][0]) > most or not together:

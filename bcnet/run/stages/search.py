@@ -64,7 +64,9 @@ def find(run: Run) -> None:
     notes += result.notes
     if result.best is None:
         raise BcnetError(f"the search found no widths within {', '.join(r.budgets)}: {'; '.join(notes)}")
-    reference = {name: scorer.score(widths) for name, widths in named_widths(run).items()}
+    reference, rules = _scored(scorer, named_widths(run)), {}
+    if r.race is not None and r.start == "trained":  # the best of them races
+        rules = _scored(scorer, {name: np.array(widths) for name, widths in rules_of_thumb(run).items()})
     best, checked = hold_latency(run, result.best, [t for t in result.trials if t.score is not None])
     found = {
         "best": best.to_dict(),
@@ -74,9 +76,16 @@ def find(run: Run) -> None:
         "hits": result.hits,
         "prior": None if result.prior is None else result.prior.to_dict(),
         "log_width": None if result.log_width is None else result.log_width.to_dict(),
-        "reference": {name: score for name, score in reference.items() if np.isfinite(score)},
+        "reference": reference,
+        "rules": rules,
     }
     _write(run, found, notes, ranked_by, start)
+
+
+def _scored(scorer: SharedEvaluator | CutScorer, widths: dict[str, Widths]) -> dict[str, float]:
+    """The scores of configurations by name, where they have one."""
+    found = {name: scorer.score(row) for name, row in widths.items()}
+    return {name: score for name, score in found.items() if np.isfinite(score)}
 
 
 def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, start: float) -> None:
