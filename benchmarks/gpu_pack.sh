@@ -18,7 +18,7 @@ pack() { # NAME PACKAGE...: the packages, unpacked and without what nobody impor
     pip download --quiet --dest "$site.wheels" --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
         --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux2014_x86_64 "$@"
     for wheel in "$site.wheels"/*.whl; do unzip -q -o "$wheel" -d "$site"; done
-    find "$site"/pygments/lexers -name '*.py' ! -name '_*' ! -name 'python.py' -delete 2>/dev/null || true
+    find "$site"/pygments/lexers -name '*.py' ! -name '_*' ! -name 'python.py' ! -name 'diff.py' -delete 2>/dev/null || true
     rm -rf "$site"/pulp/solverdir "$site"/modelopt/{onnx,deploy} "$site"/modelopt/torch/puzzletron
     find "$site" -name '*.so*' -exec strip -s {} +
     find "$site" \( -name '*.cpp' -o -name '*.c' -o -name '*.pyx' -o -name '*.pyi' \) -delete

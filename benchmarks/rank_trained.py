@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from bcnet.supernet.paths import METHODS
 from bcnet.supernet.supernet import Supernet
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
-from bcnet.training.retraining import Distillation, Retraining, retrain
+from bcnet.training.retraining import Distillation, Loss, Retraining, retrain
 from bcnet.training.task import Task
 from bcnet.utils.provenance import provenance
 
@@ -215,8 +215,8 @@ def score_space(name: str, seed: int, data: Any, file: Path, args: argparse.Name
     np.savez_compressed(file, facts=json.dumps(facts), **{k: v.astype(np.float32) for k, v in arrays.items()})
 
 
-def _fast(network: nn.Module, x: Tensor, loss: Callable[[Any, Tensor, Tensor], Tensor]) -> Any:
-    step, words = plain_step(network, x, loss)
+def _fast(network: nn.Module, x: Tensor, loss: Loss, teacher: nn.Module | None) -> Any:
+    step, words = plain_step(network, x, loss, teacher)
     print(f"  plain network: {words}", flush=True)
     return step
 

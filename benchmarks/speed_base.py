@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,10 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.training.cuda_graph import CudaGraphStep
 
 ROUNDS, STEPS = 3, 20
+MOST, LASTING = 200, 4.0
+"""Steps of a recipe, and seconds after which there are no more."""
 Action = Callable[[], object]
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class Bench:
@@ -48,12 +51,38 @@ class Bench:
                 found[name].append(1e3 * (time.perf_counter() - start) / (1 if self.warm else steps))
         return {f"{name}_ms": sorted(times)[len(times) // 2] for name, times in found.items()}
 
+    def steps(self, name: str, make: Callable[[Tensor, Tensor], Action], x: Tensor, y: Tensor) -> dict[str, Any]:
+        """Up to 200 steps of an action on a batch, at most some seconds of them, and the memory they take; where the
+        batch does not fit, in parts as a training does."""
+        parts, action = 1, None
+        while action is None:
+            try:
+                action = make(x, y)
+                for _ in range(2 if self.tiny else 5):  # warm, and recorded
+                    action()
+            except torch.OutOfMemoryError:
+                parts, action = 2 * parts, None
+                x, y = x[: len(x) // 2], y[: len(y) // 2]
+                torch.cuda.empty_cache()
+        count, begun = 0, self._now()
+        while count < (2 if self.tiny else MOST) and (count % 5 or self._now() - begun < LASTING):
+            action()
+            count += 1
+        seconds = self._now() - begun
+        memory = 0.0 if self.tiny else torch.cuda.max_memory_allocated() / 2**30
+        found = {"steps": count, "parts": parts, "images_per_second": count * len(x) / seconds, "gib": memory}
+        return {f"{name}_{key}": value for key, value in found.items()}
+
+    def _now(self) -> float:
+        self.wait()
+        return time.perf_counter()
+
     def wait(self) -> None:
         if not self.tiny:
             torch.cuda.synchronize()
 
-    def on(self, network: nn.Module) -> nn.Module:
-        return network.to(self.device, memory_format=torch.channels_last).train()
+    def on(self, network: Network) -> Network:
+        return network.to(self.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
 
     def engine(self, net: Supernet) -> FusedEngine:
         return FusedEngine(net, reference, torch.float32) if self.tiny else FusedEngine(net)
@@ -62,7 +91,7 @@ class Bench:
         """A fused step with SGD."""
         network = self.on(network)
         kernels = (reference, torch.float32) if self.tiny else (None, torch.bfloat16)
-        step = PlainStep(network, x, loss_with(teacher), *kernels)
+        step = PlainStep(network, x, loss_of, teacher, *kernels)
         sgd = self.sgd(network)
         return lambda: (step(x, y), sgd.step())
 
@@ -72,12 +101,13 @@ class Bench:
     def plain(self, network: nn.Module, x: Tensor, y: Tensor, teacher: nn.Module | None = None) -> Action:
         """PyTorch's step: autocast, channels last, a CUDA graph."""
         network = self.on(network)
-        loss = loss_with(teacher)
 
         def learn(images: Tensor, labels: Tensor) -> Tensor:
             network.zero_grad(set_to_none=self.tiny)
             with torch.autocast(self.device, torch.bfloat16):
-                found = loss(network(images), images, labels)
+                with torch.no_grad():
+                    taught = None if teacher is None else teacher(images)
+                found = loss_of(network(images), labels, taught)
             found.backward()
             return found.detach()[None]
 
@@ -100,22 +130,18 @@ class Bench:
         return step
 
 
-def loss_with(teacher: nn.Module | None) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    def loss(output: Any, x: Tensor, y: Tensor) -> Tensor:
-        labelled = F.cross_entropy(output.float(), y)
-        if teacher is None:
-            return labelled
-        with torch.no_grad():
-            soft = teacher(x).float().softmax(1)
-        return 0.1 * labelled + 0.9 * F.cross_entropy(output.float(), soft)
-
-    return loss
+def loss_of(output: Any, y: Tensor, taught: Any) -> Tensor:
+    labelled = F.cross_entropy(output.float(), y)
+    if taught is None:
+        return labelled
+    return 0.1 * labelled + 0.9 * F.cross_entropy(output.float(), taught.float().softmax(1))
 
 
 def uniform(space: NetworkSpace, budget: str) -> Any:
     return Constraints(space, space.costs, [budget]).uniform()
 
 
-def supernet_of(bench: Bench, model: nn.Module, size: int, groups: int) -> Supernet:
+def supernet_of(model: nn.Module, size: int, groups: int) -> Supernet:
+    """On the CPU, as all that is not timed."""
     space = trace(model, torch.randn(2, 3, size, size), groups=groups, check=False)
-    return Supernet(space, "bcv2").to(bench.device).train()
+    return Supernet(space, "bcv2").train()

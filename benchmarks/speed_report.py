@@ -17,8 +17,11 @@ from typing import Any
 from bcnet.run.recipe import Recipe
 from bcnet.utils.provenance import origin
 
+COMPILED = {"fused_whole_ms": "torch.compile, MobileNetV2", "fused_cut_ms": "torch.compile, cut"}
+"""By a figure's name, the row that has it by torch.compile."""
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 FILES = ("speed-rows.json", "device-tests.json")
+STAGES = ("supernet", "scoring", "retrain")
 Rows = dict[str, dict[str, Any]]
 SHORT = 10
 """Seconds that a row had at least where it is its own fault that it did not end."""
@@ -61,15 +64,17 @@ and by a dry run; **the tests were not run again on a GPU**, so of the fused ste
 their reference there but the one that every run makes."""
 PLAN = """# What the ImageNet recipes would take
 
-Made by `benchmarks/speed_report.py` from [speed-rows.json](speed-rows.json): some steps of each recipe on random images
+Made by `benchmarks/speed_report.py` from [speed-rows.json](speed-rows.json): steps of each recipe on random images
 of 224² on one H200 ({origin}):
-two paths of the supernet, scoring of one path, and retraining at the first budget, each with the recipe's batch. Hours
-are those of the recipe's epochs of supernet training and of one retraining over 1,281,167 images, on one GPU, and an
-eighth of them on eight. **No recipe was run to its end**; loading images, scoring in the search and validation are not
+two paths of the supernet, scoring of one path, and retraining at the first budget, with the teacher where a recipe
+has one; each with the recipe's batch, in parts where it does not fit. There are as many steps as four seconds hold, at
+most 200. Memory is the most that was taken. Hours are those of the recipe's epochs of supernet training and of one
+retraining over 1,281,167 images, on one GPU, and an eighth of them on eight.
+**No recipe was run to its end**; loading images, scoring in the search and validation are not
 counted, nor what eight GPUs lose to each other.
 
-| recipe | batch | supernet, images/s | retraining, images/s | memory, GiB | hours, 1 GPU | hours, 8 GPUs |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: |
+| recipe | batch | supernet, images/s (steps) | scoring | retraining | memory, GiB | hours, 1 GPU | hours, 8 GPUs |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 {table}
 """
 
@@ -87,8 +92,7 @@ def line(rows: Rows, row: str, work: str, names: tuple[str, str], goal: float, u
     """A line of the table, from a row of the file and the names of its figures: bcnet's and PyTorch's."""
     found, suffix = rows.get(row, {}), "_ms" if unit == "ms" else "_s"
     own, other = (f"{name}{suffix}" for name in names)
-    compiled = rows.get("torch.compile", {})
-    third = number(compiled, own.replace("fused", "compile"), unit) if row == "plain step, MobileNetV2" else "–"
+    third = number(rows.get(COMPILED.get(own, ""), {}), "compile_ms", "ms")
     missing = f"not measured: {why(found)}" if own not in found else ""
     verdict = missing or ("met" if found[own] <= goal else "missed")
     figures = f"{number(found, own, unit)} | {number(found, other, unit)} | {third}"
@@ -109,21 +113,20 @@ def speed(rows: Rows, tests: dict[str, Any]) -> str:
     plain, supernet = rows.get("plain step, MobileNetV2", {}), dict(rows.get("supernet step, MobileNetV2", {}))
     if "one_plain_step_ms" in supernet:
         supernet["four_ms"] = 4 * supernet["one_plain_step_ms"]
-    resnet, compiled = rows.get("plain step, ResNet50", {}), rows.get("torch.compile", {})
-    best = dict(resnet)
-    if "pytorch_ms" in resnet:
-        best["best_ms"] = min(resnet["pytorch_ms"], compiled.get("compile_resnet50_ms", resnet["pytorch_ms"]))
+    best, compiled = dict(rows.get("plain step, ResNet50", {})), rows.get("torch.compile, ResNet50", {})
+    if "pytorch_ms" in best:
+        best["best_ms"] = min(best["pytorch_ms"], compiled.get("compile_ms", best["pytorch_ms"]))
     step, space = "plain step, MobileNetV2", "supernet step, {} space"
     lines = [
         line(rows, step, "plain step, MobileNetV2 CIFAR, batch 256", ("fused_whole", "pytorch_whole"), 9),
         line(rows, step, "the same at 44M", ("fused_cut", "pytorch_cut"), 4.5),
         against(plain, "fused_cut_taught_ms", "fused_cut_ms", 1.5, "the same with a teacher (whole)"),
         against(best, "fused_ms", "best_ms", 1, "plain step, ResNet50, 224², batch 128",
-                number(compiled, "compile_resnet50_ms", "ms")),
+                number(compiled, "compile_ms", "ms")),
         line(rows, space.format("MobileNet"), "supernet step, four paths, MobileNet space", ("fused", "pytorch"), 7),
         line(rows, space.format("ResNet"), "the same, ResNet space", ("fused", "pytorch"), 8),
         against(supernet, "fused_ms", "four_ms", 1.2, "the same, MobileNetV2 CIFAR, against four plain steps"),
-        line(rows, "scoring", "480 configurations × 2 sides × 2,500 images", ("shared", "one by one"), 6, "s"),
+        line(rows, "scoring", "480 configurations × 2 sides × 2,500 images", ("fused", "one by one"), 6, "s"),
         exhaustive(rows, "MobileNet", 15),
         exhaustive(rows, "ResNet", 50),
         line(rows, "start", "start of Python to the first step, kernels compiled before", ("warm", ""), 5, "s"),
@@ -157,10 +160,10 @@ def notes(rows: Rows) -> str:
     start, scoring = rows.get("start", {}), rows.get("scoring", {})
     words = {"nothing compiled": start.get("cold_s in words"), "compiled before": start.get("warm_s in words")}
     said = [f"- Seconds to the first step, {name}: {text}." for name, text in words.items() if text]
-    if "fused_s" in scoring:
-        seconds = scoring["fused_s"]
+    if "shared_s" in scoring:
         said.append(
-            f"- The 480 configurations one by one by the fused step's kernels, from 24 of them: {seconds:.3g} s."
+            "- The 480 configurations: all of them were scored by the fused kernels, 24 by PyTorch one by one; PyTorch "
+            f"sharing prefixes would take {scoring['shared_s']:.3g} s, from 120 of them."
         )
     return "\n".join(said)
 
@@ -178,19 +181,26 @@ def tested(tests: dict[str, Any]) -> str:
     )
 
 
+def rate(found: dict[str, Any], stage: str) -> str:
+    """Images per second of a stage, in how many parts, and how many steps were taken."""
+    if f"{stage}_images_per_second" not in found:
+        return "–"
+    parts = "" if found[f"{stage}_parts"] == 1 else f", {found[f'{stage}_parts']} parts"
+    return f"{found[f'{stage}_images_per_second']:,.0f} ({found[f'{stage}_steps']}{parts})"
+
+
 def plan(rows: Rows) -> str:
     lines = []
     for row, found in rows.items():
         name = row.removeprefix("imagenet ")
         if name == row:
             continue
-        figures = [number(found, f"{stage}_images_per_second", "") for stage in ("supernet", "retrain")]
-        figures += [number(found, key, "") for key in ("memory_gib", "hours_1", "hours_8")]
+        figures = [rate(found, stage) for stage in STAGES]
+        found["gib"] = max([found.get(f"{stage}_gib", 0.0) for stage in STAGES])
+        figures += [number(found, key, "").strip() for key in ("gib", "hours_1", "hours_8")]
         epochs = f"{Recipe.read(name).supernet.epochs:g} + {Recipe.read(name).retrain.epochs:g} epochs"
         failed = f" (not finished: {found['failed'][:60]})" if "failed" in found else ""
-        lines.append(
-            f"| {name}, {epochs}{failed} | {found.get('batch', '–')} | {' | '.join(f.strip() for f in figures)} |"
-        )
+        lines.append(f"| {name}, {epochs}{failed} | {found.get('batch', '–')} | {' | '.join(figures)} |")
     return PLAN.format(origin=origin(rows["provenance"]), table="\n".join(lines))
 
 

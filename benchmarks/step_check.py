@@ -36,8 +36,8 @@ def both_ways(name: str, share: float, data: Any, args: argparse.Namespace) -> d
     for way in ("autograd", "fused"):
         network, said = copy.deepcopy(first), []
 
-        def fast(net: Any, x: Any, loss: Any, said: list[str] = said) -> Any:
-            step, words = plain_step(net, x, loss)
+        def fast(net: Any, x: Any, loss: Any, teacher: Any, said: list[str] = said) -> Any:
+            step, words = plain_step(net, x, loss, teacher)
             said.append(words)
             return step
 

@@ -39,7 +39,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class _Run:
+class PathRun:
     """One path that is being scored."""
 
     plan: Plan
@@ -147,7 +147,7 @@ class Evaluator:
         table[:] = (total / count).cpu().numpy().reshape(table.shape)
 
     @torch.no_grad()
-    def _on_batch(self, run: _Run, x: Tensor, y: Tensor) -> Tensor:
+    def _on_batch(self, run: PathRun, x: Tensor, y: Tensor) -> Tensor:
         """Mean score, loss and extra scores of a path on a batch: (measures,)."""
         with self._autocast():
             output = self.net.run(run.plan, x, run.views, run.stats)
@@ -163,18 +163,18 @@ class Evaluator:
         return torch.stack([first, self.task.loss(output, y).double(), *others])
 
     @torch.no_grad()
-    def _run(self, widths: Widths, side: Side) -> _Run:
+    def _run(self, widths: Widths, side: Side) -> PathRun:
         """A path with its batch-norm statistics: the mean over the recalibration batches, if there are any."""
         plan = self.net.plan(widths, side)
         views = self.net.views(plan)
         if not self.recalibrate:
-            return _Run(plan, views, None)
+            return PathRun(plan, views, None)
         total: Stats = {}
         for x, _ in self.recalibrate:
             with self._autocast():
                 found = self.net.statistics(plan, x, views)
             total = {name: total.get(name, 0) + value for name, value in found.items()}
-        return _Run(plan, views, {name: value / len(self.recalibrate) for name, value in total.items()})
+        return PathRun(plan, views, {name: value / len(self.recalibrate) for name, value in total.items()})
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)

@@ -30,8 +30,10 @@ from bcnet.utils.settings import Count, Natural, NotNegative, Positive, Share, c
 
 Told = Callable[[Progress], None]
 Step = Callable[[Tensor, Tensor], Tensor]
-FastStep = Callable[[nn.Module, Tensor, Callable[[Any, Tensor, Tensor], Tensor]], Step | None]
-"""Makes a faster step for a network: from an example batch and ``loss(output, x, y)``; None where there is none."""
+Loss = Callable[[Any, Tensor, Any], Tensor]
+"""Of a network's output, targets, and what the teacher says, which is None without one."""
+FastStep = Callable[[nn.Module, Tensor, Loss, nn.Module | None], Step | None]
+"""Makes a faster step for a network, from an example batch, the loss and the teacher; None where there is none."""
 
 CLEAR = 4.0
 """Standard errors above what other inputs' targets give, from which on a network is taken to have learnt something."""
@@ -257,7 +259,8 @@ class _Retrainer(Loop):
     ):
         super().__init__(network, source, config, folder)
         self.task = task or Task.classification(self.optimisation.label_smoothing)
-        self.teacher = None if teacher is None else teacher.to(self.device).eval()
+        taught = config.distillation is not None
+        self.teacher = teacher.to(self.device).eval() if teacher is not None and taught else None
         if config.distillation is not None and teacher is None:
             raise BcnetError("distillation needs a teacher: give the trained full network")
         record = config.engine == "auto" and self.device.type == "cuda" and distributed.world()[1] == 1
@@ -269,7 +272,7 @@ class _Retrainer(Loop):
         if self.parts > 1:
             self.recorded = self._fast = self._untried = None  # memory is short, and a recorded step holds its own
         if self._untried is not None:
-            self._fast, self._untried = self._untried(self.net, x, self._loss), None
+            self._fast, self._untried = self._untried(self.net, x, self._loss, self.teacher), None
         if self._fast is not None:
             try:
                 return self._fast(x, y)
@@ -292,16 +295,16 @@ class _Retrainer(Loop):
         for part, target, share in self.split(x, y):
             with self.autocast(), distributed.shared_batch_norm():
                 output = self.net(part)
-                loss = self._loss(output, part, target)
+                with torch.no_grad():
+                    taught = None if self.teacher is None else self.teacher(part)
+                loss = self._loss(output, target, taught)
             (loss * share).backward()
             losses.append(loss.detach().float() * share)
         return torch.stack(losses).sum(0, keepdim=True)
 
-    def _loss(self, output: Tensor, x: Tensor, target: Tensor) -> Tensor:
-        if self.config.distillation is None or self.teacher is None:
+    def _loss(self, output: Any, target: Tensor, taught: Any) -> Tensor:
+        if self.config.distillation is None or taught is None:
             return self.task.loss(output, target)
-        with torch.no_grad():
-            taught = self.teacher(x)
         return self.config.distillation.loss(self.task, output, target, taught)
 
     def averaged(self) -> list[Any]:

@@ -81,7 +81,10 @@ NETWORKS = {
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_whole_network(network: str) -> None:
-    """Maps of 3x3 pixels are pooled apart, those of 2x2 with the product; the last network adds before its head."""
+    """Maps of 3x3 pixels are pooled apart, those of 2x2 with the product; the last network adds before its head.
+
+    Tiny networks of random weights round coarsely: the kernels are held to what bfloat16 loses without them.
+    """
     check(f"""
 from bcnet.space.network import trace
 from bcnet.accel.enumeration.score_all import Options, score_all
@@ -97,6 +100,7 @@ for parameter in net.parameters():
 data = [(torch.randn(16, *x.shape[1:]), torch.randint(0, 10, (16,)))]
 candidates = [v.candidates[-1:] for v in net.space.variables[:-3]] + [v.candidates for v in net.space.variables[-3:]]
 exact = score_all(net, data, candidates).loss
-fused = score_all(net, data, candidates, Options(bf16=True, fused=True)).loss
-assert np.abs(fused - exact).max() < 0.1 * exact.std(), (fused - exact, exact.std())
+fused, plain = (score_all(net, data, candidates, Options(bf16=True, fused=f)).loss for f in (True, False))
+error, rounding = np.abs(fused - exact).max(), np.abs(plain - exact).max()
+assert error < max(0.1 * exact.std(), 4 * rounding), (fused - exact, exact.std(), rounding)
 """)

@@ -12,6 +12,7 @@ import os, sys
 import numpy as np, torch
 from torch import nn
 from bcnet.accel.fused_step import FusedEngine
+from bcnet.accel.fused_step.teacher import FusedAnswers
 from bcnet.accel.kernels import fused, reference
 from bcnet.accel.kernels.launch import Kernel
 from bcnet.space.network import trace
@@ -69,6 +70,12 @@ for paths, teachers in ((both, None), (taught, [None, 0])):
     for name, gradient in expected.items():
         error = float((got[name] - gradient).norm())
         assert error <= tolerance * (float(gradient.norm()) + 0.1 * largest), (channels, kernel, name, error)
+for p in [b for name, b in net.named_buffers() if "running" in name]:
+    nn.init.uniform_(p, 0.5, 1.5)
+whole = space.build(space.max, weights_of=net).to(device).eval()
+answers = FusedAnswers(whole, x, fused, dtype)
+for given in (x, x[:1], x):  # a tape for every size of batch
+    torch.testing.assert_close(answers(given), whole(given).detach(), rtol=tolerance, atol=tolerance)
 missing = {name for name, kernel in vars(fused).items() if isinstance(kernel, Kernel) and kernel not in launched}
 assert missing == set(sys.argv[3].split()), missing
 """

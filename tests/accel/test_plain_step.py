@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from bcnet.accel.fused_step import PlainStep, choose, plain_step
 from bcnet.accel.fused_step.program import Unsupported
+from bcnet.accel.fused_step.teacher import FusedAnswers, Teacher
 from bcnet.accel.kernels import reference
 from bcnet.data.source import LoaderSource
 from bcnet.models.channel_bench import channel_bench_mobilenet
@@ -49,8 +51,9 @@ def batches(count: int, size: int = 16) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def loss(output: Any, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(output, y) + 0.1 * x.mean() * output.square().mean()
+def loss(output: Any, y: Tensor, taught: Any) -> Tensor:
+    assert taught is None
+    return F.cross_entropy(output, y) + 0.1 * output.square().mean()
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -60,11 +63,11 @@ def test_steps_are_those_of_autograd(network: str) -> None:
     plain_network = NETWORKS[network]().train()
     fused_network = copy.deepcopy(plain_network)
     given = batches(2) + batches(1, 12)
-    step = PlainStep(fused_network, given[0][0], loss, reference, torch.float32)
+    step = PlainStep(fused_network, given[0][0], loss, None, reference, torch.float32)
     optimizers = [torch.optim.SGD(n.parameters(), 0.01, 0.9) for n in (plain_network, fused_network)]
     for x, y in given:
         optimizers[0].zero_grad()
-        expected = loss(plain_network(x), x, y)
+        expected = loss(plain_network(x), y, None)
         expected.backward()
         found = step(x, y)
         torch.testing.assert_close(found, expected.detach()[None], rtol=1e-4, atol=1e-5)
@@ -84,7 +87,7 @@ def test_a_network_that_is_another_in_training_is_left_to_autograd() -> None:
             return super().forward(x) * (2 if self.training else 1)
 
     with pytest.raises(Unsupported, match="its answers in training are not those of its traced graph"):
-        PlainStep(Other(), batches(1)[0][0], loss, reference, torch.float32)
+        PlainStep(Other(), batches(1)[0][0], loss, None, reference, torch.float32)
 
 
 def test_a_network_that_drops_whole_branches_is_left_to_autograd() -> None:
@@ -97,13 +100,13 @@ def test_a_network_that_drops_whole_branches_is_left_to_autograd() -> None:
             return super().forward(x)
 
     with pytest.raises(Unsupported, match="it draws random numbers in training beside dropout's"):
-        PlainStep(Dropping(), batches(1)[0][0], loss, reference, torch.float32)
+        PlainStep(Dropping(), batches(1)[0][0], loss, None, reference, torch.float32)
 
 
 def test_networks_without_fused_kernels_are_left_to_autograd() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
     with pytest.raises(Unsupported, match="no batch norm of it has a fused kernel"):
-        PlainStep(network, batches(1)[0][0], loss, reference, torch.float32)
+        PlainStep(network, batches(1)[0][0], loss, None, reference, torch.float32)
 
 
 def test_the_choice_says_why_it_is_plain() -> None:
@@ -134,9 +137,9 @@ def test_retraining_with_it_is_retraining_without() -> None:
     start, teacher = Mixed(), Mixed().eval()
     source, asked = LoaderSource(batches(3)), []
 
-    def fast(network: nn.Module, x: Tensor, own: Any) -> PlainStep:
+    def fast(network: nn.Module, x: Tensor, own: Any, teacher: nn.Module | None) -> PlainStep:
         asked.append(network)
-        return PlainStep(network, x, own, reference, torch.float32)
+        return PlainStep(network, x, own, teacher, reference, torch.float32)
 
     found = {}
     for name, maker, bf16 in (("autograd", None, False), ("unasked", fast, False), ("fused", fast, True)):
@@ -148,6 +151,50 @@ def test_retraining_with_it_is_retraining_without() -> None:
     for name, tensor in found["autograd"].items():
         assert torch.equal(found["unasked"][name], tensor)
         torch.testing.assert_close(found["fused"][name], tensor, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_teacher_answers_as_it_is_in_evaluation(network: str) -> None:
+    """Batches of two sizes by turns, as a recorded step goes on to use what it knows of its own; tracing it again for
+    another network is not needed, its weights are those of the day, and it has no gradients."""
+    torch.manual_seed(0)
+    teacher, given = NETWORKS[network](), batches(1)[0][0]
+    teacher(given)  # running statistics of its own
+    teacher.eval()
+    for _ in range(2):
+        answers = FusedAnswers(teacher, given, reference, torch.float32)
+        for x in (given, given[:5], given):
+            torch.testing.assert_close(answers(x), teacher(x).detach(), rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            for p in teacher.parameters():
+                p.mul_(1.2)
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+def test_a_teacher_without_a_fused_way_teaches_as_it_is() -> None:
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)
+    teacher = nn.Sequential(*layers)
+    x = batches(1)[0][0]
+    with pytest.warns(UserWarning, match=r"^the teacher answers without fused kernels: no batch norm of it has a"):
+        made = Teacher(teacher, x, reference, torch.float32)
+    assert torch.equal(made.ask(x), teacher(x))
+
+
+def test_answers_of_a_wrong_kernel_are_not_taught() -> None:
+    wrong = ModuleType("kernels")
+    vars(wrong).update(vars(reference))
+
+    def halved(*given: Any) -> Any:
+        found = reference.pointwise_forward(*given)
+        found.base.mul_(0.5)
+        return found
+
+    wrong.pointwise_forward = halved  # type: ignore[attr-defined]
+    teacher, x = NETWORKS["mobilenet"](), batches(1)[0][0]
+    for _ in range(20):
+        teacher(x)  # its running statistics are those of its activations
+    with pytest.raises(Unsupported, match="its answers by fused kernels are not its own"):
+        FusedAnswers(teacher, x, wrong, torch.float32)
 
 
 def test_a_run_says_once_how_plain_networks_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,8 +212,8 @@ def test_a_run_says_once_how_plain_networks_are_trained(monkeypatch: pytest.Monk
     make = common.fast_step(Pretended())  # type: ignore[arg-type]
     assert make is not None
     x = batches(1)[0][0]
-    assert make(Mixed(), x, loss) is None
-    assert make(Mixed(), x, loss) is None
+    assert make(Mixed(), x, loss, None) is None
+    assert make(Mixed(), x, loss, None) is None
     assert notes == ["the engine of plain networks is plain, not fused: it is on cpu, not on cuda"]
     Pretended.recipe.engine = "plain"
     assert common.fast_step(Pretended()) is None  # type: ignore[arg-type]

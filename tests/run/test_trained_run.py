@@ -376,9 +376,9 @@ def test_a_run_by_the_fused_step_is_resumed_as_it_was(
     made: list[nn.Module] = []
 
     def fast(run: Run) -> Any:
-        def make(network: nn.Module, x: torch.Tensor, loss: Any) -> PlainStep:
+        def make(network: nn.Module, x: torch.Tensor, loss: Any, teacher: Any) -> PlainStep:
             made.append(network)
-            return PlainStep(network, x, loss, reference, torch.float32)
+            return PlainStep(network, x, loss, teacher, reference, torch.float32)
 
         return make
 

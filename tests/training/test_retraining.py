@@ -311,7 +311,7 @@ def test_a_fast_step_that_fails_gives_way_to_autograd() -> None:
         def step(x: Tensor, y: Tensor) -> Tensor:
             raise RuntimeError(error)
 
-        return lambda net, x, loss: step
+        return lambda net, x, loss, teacher: step
 
     plain, fallen = network(dropout=0.0), network(dropout=0.0)
     retrain(plain, data().train, config(bf16=True))

@@ -20,6 +20,7 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.utils.random_state import kept_random_state
 
 if TYPE_CHECKING:
+    from bcnet.accel.fused_step.eager import Statistics
     from bcnet.accel.fused_step.engine import FusedEngine
     from bcnet.accel.kernels.launch import Request
 
@@ -27,8 +28,11 @@ DRAWN = 8
 """Configurations of a supernet whose kernels are compiled, beside the narrowest and the widest."""
 
 
-def compile_ahead(engine: FusedEngine, x: Tensor, widths: Sequence[Widths] | None = None) -> None:
-    """Compile what steps of ``engine`` on batches like x (n, C, h, w) will launch at ``widths``, or at some of all.
+def compile_ahead(
+    engine: FusedEngine, x: Tensor, widths: Sequence[Widths] | None = None, answers: Statistics | None = None
+) -> None:
+    """Compile what steps of ``engine`` on batches like x (n, C, h, w) will launch at ``widths``, or at some of all; or
+    what ``answers`` will, by these statistics.
     Where that fails there is a notice, and kernels are compiled as they are launched."""
     engine.ready = True
     if not x.is_cuda:
@@ -39,13 +43,18 @@ def compile_ahead(engine: FusedEngine, x: Tensor, widths: Sequence[Widths] | Non
         return
     try:
         device = torch.cuda.current_device() if x.device.index is None else x.device.index
-        launch.compile_all(dry_run(engine, tuple(x.shape), widths), device)
+        launch.compile_all(dry_run(engine, tuple(x.shape), widths, answers), device)
     except Exception as error:  # a compiler's errors are of many kinds, and none should end a run
         why = first_line(error)
         warnings.warn(f"kernels are compiled one by one, as they are needed, not ahead: {why:.120}", stacklevel=2)
 
 
-def dry_run(engine: FusedEngine, shape: tuple[int, ...], widths: Sequence[Widths] | None = None) -> list[Request]:
+def dry_run(
+    engine: FusedEngine,
+    shape: tuple[int, ...],
+    widths: Sequence[Widths] | None = None,
+    answers: Statistics | None = None,
+) -> list[Request]:
     """What a step and an answer ask to be compiled for batches of ``shape``; nothing is computed."""
     from bcnet.accel.kernels.launch import noting
 
@@ -56,7 +65,10 @@ def dry_run(engine: FusedEngine, shape: tuple[int, ...], widths: Sequence[Widths
         x = torch.empty(shape, device="meta")
         y = torch.empty(shape[0], dtype=torch.int64, device="meta")
         for one in some:
-            twin.step(x, y, [(one, side) for side in engine.net.sides])
+            if answers is None:
+                twin.step(x, y, [(one, side) for side in engine.net.sides])
+            else:
+                twin.logits(x, one, statistics=answers)
         if widths is None and engine.statistics == "tracked":  # a scorer, which asks for answers as well
             twin.logits(x, some[0])
     return noted

@@ -104,7 +104,7 @@ class FusedEngine:
             logits = tape.forward(image)
             teacher = None if teachers is None else teachers[group[0]]
             if teachers is not None and group[0] in teachers:
-                taught[group[0]] = tape.probabilities(logits)
+                taught[group[0]] = tape.scores(logits)[0].softmax(1)
             own = None if loss is None else partial(_with_labels, loss, y)
             goal = Goal(group, [shares[j] for j in group], smoothing, taught.get(teacher), own)
             tape.backward(logits, y, goal, losses)
@@ -118,8 +118,7 @@ class FusedEngine:
     @torch.no_grad()
     def logits(self, x: Tensor, widths: ArrayLike, side: Side = "left", statistics: Statistics = "running") -> Tensor:
         """What a path says of images x (n, C, h, w): (n, classes) in float32."""
-        tape = self._tape(x.device, self.net.plan(widths, side), statistics)
-        return tape.scores(tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False))[0]
+        return self.tape(x.device, self.net.plan(widths, side), statistics).answers(x)[0]
 
     @torch.no_grad()
     def recalibrate(self, batches: Iterable[Tensor], widths: ArrayLike, side: Side = "left") -> None:
@@ -127,14 +126,14 @@ class FusedEngine:
         mode = self.net.training
         self.net.eval()
         for number, x in enumerate(batches, 1):
-            tape = self._tape(x.device, self.net.plan(widths, side), "tracked")
+            tape = self.tape(x.device, self.net.plan(widths, side), "tracked")
             tape.slices.momentum = 1 / number
             tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False)
             tape.track()
         self.net.train(mode)
 
-    def _tape(self, device: torch.device, plan: Plan, statistics: Statistics) -> Tape:
-        """The tape of one path on its way forwards."""
+    def tape(self, device: torch.device, plan: Plan, statistics: Statistics) -> Tape:
+        """The tape of one path on its way forwards; with running statistics it can go again, for batches of a shape."""
         self.refresh()
         groups = [self._places([plan])]
         packed, sizes = self._packed(groups, device)

@@ -7,7 +7,6 @@ training loop sees nothing of it but its speed. On a GPU the step is recorded as
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -20,21 +19,15 @@ from bcnet.accel.fused_step.ahead import compile_ahead
 from bcnet.accel.fused_step.choose import why_not_plain
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Norm, Unsupported
+from bcnet.accel.fused_step.teacher import CHECKED, Teacher, agree, as_supernet
 from bcnet.errors import BcnetError, first_line
-from bcnet.space.network import trace
-from bcnet.space.rewrite import put
-from bcnet.supernet.supernet import Supernet
 from bcnet.training.cuda_graph import CudaGraphStep
-
-Loss = Callable[[Any, Tensor, Tensor], Tensor]
-CHECKED = 32
-"""Images of the first batch whose answers are compared."""
-SLACK = 3.0, 0.02
-"""How far they may be from float32: so many times as far as autocast, and a little more."""
+from bcnet.training.retraining import Loss
 
 
 class PlainStep:
-    """``step(x, y)`` sets the gradients of ``network`` to those of ``loss(output, x, y)`` and gives the loss, (1,).
+    """``step(x, y)`` sets the gradients of ``network`` to those of ``loss(output, y, taught)`` and gives the loss,
+    (1,); ``taught`` is what ``teacher`` says of x, None without one.
 
     ``kernels`` and ``dtype`` are those of :class:`FusedEngine`. :class:`Unsupported` says why a network cannot run.
     """
@@ -44,11 +37,12 @@ class PlainStep:
         network: nn.Module,
         example: Tensor,
         loss: Loss,
+        teacher: nn.Module | None = None,
         kernels: ModuleType | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ):
         self._loss = loss
-        net = _as_supernet(network, example)
+        net = as_supernet(network, example)
         self._widths = net.space.max
         self._counters = [b for name, b in network.named_buffers() if name.endswith("num_batches_tracked")]
         self.engine = FusedEngine(net, kernels, dtype, track=True)
@@ -56,17 +50,27 @@ class PlainStep:
             raise Unsupported("no batch norm of it has a fused kernel")
         compile_ahead(self.engine, example, [self._widths])
         self._check(network, example[:CHECKED])
+        self._teacher = None if teacher is None else Teacher(teacher, example, kernels, dtype)
         self._recorded = CudaGraphStep(self._learn) if example.is_cuda else self._learn
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         self.engine.refresh()  # a replayed step writes into the buffer that gradients must be views of
+        if self._teacher is not None:
+            self._teacher.prepare(x)
         return self._recorded(x, y)
 
     def _learn(self, x: Tensor, y: Tensor) -> Tensor:
         self.engine.zero()
         if self._counters:
             torch._foreach_add_(self._counters, 1)
-        return self.engine.step(x, y, [(self._widths, "left")], loss=partial(_given, self._loss, x))
+        taught = None if self._teacher is None else self._teacher.ask(x)
+        return self.engine.step(x, y, [(self._widths, "left")], loss=partial(self._learnt, taught))
+
+    def _learnt(self, taught: Any, logits: Tensor, y: Tensor) -> Tensor:
+        if self._teacher is not None:
+            self._teacher.wait()
+        with torch.autocast(logits.device.type, torch.bfloat16, enabled=logits.is_cuda):
+            return self._loss(logits, y, taught)
 
     @torch.no_grad()
     def _check(self, network: nn.Module, x: Tensor) -> None:
@@ -87,9 +91,7 @@ class PlainStep:
         self.engine.net.eval()  # no dropout
         fused = self.engine.logits(x, self._widths, statistics="batch")
         self.engine.net.train()
-        size = exact.norm().clamp_min(1e-6)
-        times, more = SLACK
-        if not bool((fused - exact).norm() / size <= times * (half - exact).norm() / size + more):
+        if not agree(fused, half, exact):
             raise Unsupported("its answers in training are not those of its traced graph")
 
 
@@ -97,33 +99,14 @@ def _random_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def plain_step(network: nn.Module, x: Tensor, loss: Loss) -> tuple[PlainStep | None, str]:
+def plain_step(
+    network: nn.Module, x: Tensor, loss: Loss, teacher: nn.Module | None = None
+) -> tuple[PlainStep | None, str]:
     """The fused step of ``network`` on batches like ``x``, and the choice in words; None where it cannot run."""
     reason = why_not_plain(network, x)
     if not reason:
         try:
-            return PlainStep(network, x, loss), "fused"
+            return PlainStep(network, x, loss, teacher), "fused"
         except (Unsupported, BcnetError, RuntimeError) as error:  # a kernel that does not compile here, too
             reason = first_line(error)
     return None, f"plain, not fused: {reason}"
-
-
-def _as_supernet(network: nn.Module, example: Tensor) -> Supernet:
-    """The network's own parameters and buffers as a supernet that has no other widths."""
-    twin = copy.deepcopy(network).cpu()
-    space = trace(twin, example[:2].detach().float().cpu(), check=False)
-    net = Supernet(space, "ua").to(example.device).train()
-    own, held = (
-        {**dict(n.named_parameters(remove_duplicate=False)), **dict(n.named_buffers(remove_duplicate=False))}
-        for n in (network, net)
-    )
-    if any(name not in own or own[name].shape != tensor.shape for name, tensor in held.items()):
-        raise Unsupported("its parameters are not those of its traced graph")
-    for name in held:
-        put(net, name, own[name])
-    return net
-
-
-def _given(loss: Loss, x: Tensor, logits: Tensor, y: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-        return loss(logits, x, y)

@@ -53,6 +53,7 @@ class Tape:
         self.plain: dict[int, list[Any]] = {}  # what eager operators gave, side by side
         self.graphs: dict[int, list[tuple[Tensor, list[Tensor]]]] = {}
         self.plain_grads: dict[int, list[list[Tensor]]] = {}
+        self.recalled: set[int] = set()
         self._take(iter(room))
 
     @staticmethod
@@ -102,16 +103,16 @@ class Tape:
         else:
             self._eager(layer)
 
+    def answers(self, x: Tensor) -> Tensor:
+        """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a way back."""
+        return self.scores(self.forward(x.to(self.slices.dtype, memory_format=torch.channels_last), keep=False))
+
     def scores(self, logits: Tensor) -> Tensor:
         """What :meth:`forward` gave, in float32 and with the last bias: (S, n, classes)."""
         bias = self._last_bias()
         sides, _, classes = logits.shape
         values = logits.float()
         return values if bias is None else values + bias[: sides * classes].view(sides, 1, classes)
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """What the first side teaches: (n, classes) in float32, of the logits that :meth:`forward` gave."""
-        return self.scores(logits)[0].softmax(1)
 
     def _last_bias(self) -> Tensor | None:
         layer = self.program.layers[-1]
@@ -173,7 +174,9 @@ class Tape:
     def _norm(self, layer: Norm) -> None:
         y, norm = self.values[layer.x], self.norms[layer.x]
         if self.recalls and layer.running is not None:
-            self._recall(layer.running, norm, y)
+            if layer.x not in self.recalled:  # the same for every batch of a shape
+                self._recall(layer.running, norm, y)
+                self.recalled.add(layer.x)
         elif self.recalls or layer.x not in self.program.counted:
             self.kernels.statistics(y, norm)
         self.spaces[layer.out] = self.spaces[layer.x]
@@ -299,7 +302,7 @@ class Tape:
         for s in range(self.sides):
             given = {node: self._given(node, number, s) for node, number in layer.inputs}
             leaves = [t for t in given.values() if isinstance(t, Tensor) and t.requires_grad]
-            with torch.enable_grad():
+            with torch.set_grad_enabled(not self.recalls):
                 y = self.slices.call(layer.node, given, s)
                 if isinstance(y, Tensor) and y.is_floating_point():
                     y = y.to(self.x.dtype)

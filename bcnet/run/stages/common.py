@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from bcnet.accel import plain_step
 from bcnet.run.session import Run
-from bcnet.training.retraining import FastStep, Retraining, Step, evaluate, learnt
+from bcnet.training.retraining import FastStep, Loss, Retraining, Step, evaluate, learnt
 
 CHECKPOINTS = "checkpoints"
 
@@ -25,8 +24,8 @@ def fast_step(run: Run) -> FastStep | None:
         return None
     told: set[str] = set()
 
-    def make(network: nn.Module, x: Tensor, loss: Callable[[Any, Tensor, Tensor], Tensor]) -> Step | None:
-        step, words = plain_step(network, x, loss)
+    def make(network: nn.Module, x: Tensor, loss: Loss, teacher: nn.Module | None) -> Step | None:
+        step, words = plain_step(network, x, loss, teacher)
         if words not in told:
             told.add(words)
             run.listener.note(f"the engine of plain networks is {words}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bcnet.accel import SharedEvaluator, open_cut_scorer
+from bcnet.accel import open_cut_scorer, open_evaluator
 from bcnet.errors import BcnetError
 from bcnet.run.session import Run
 from bcnet.space.widths import Widths
@@ -22,12 +22,12 @@ LEAST_PARTS, MOST_PARTS = 4, 8
 """Of the validation images, to measure the noise of a supernet's scores by."""
 
 
-def open_scorer(run: Run) -> SharedEvaluator | CutScorer:
+def open_scorer(run: Run) -> Evaluator | CutScorer:
     """What scores configurations."""
     return _evaluator(run) if run.recipe.scorer == "supernet" else cut_scorer(run, run.recipe.scorer)
 
 
-def scores_in_parts(run: Run, scorer: SharedEvaluator | CutScorer, widths: Widths, by: str) -> Floats:
+def scores_in_parts(run: Run, scorer: Evaluator | CutScorer, widths: Widths, by: str) -> Floats:
     """The scores of configurations (n, L) by ``by``, on each part of the validation images: (n, parts)."""
     if isinstance(scorer, CutScorer):
         return scorer.parts(widths, by)
@@ -71,16 +71,18 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
     return scorer
 
 
-def _evaluator(run: Run) -> SharedEvaluator:
+def _evaluator(run: Run) -> Evaluator:
     """What scores widths in the supernet; its batches shrink until the largest fits."""
-    net = run.supernet()
+    net, r = run.supernet(), run.recipe
     for parts in (1, 2, 4, 8, 16, 32, 64):
         batches = [part for batch in _scoring_batches(run) for part in _chunks(batch, parts)]
         try:
-            evaluator = SharedEvaluator(
-                net, batches, run.task, _recalibration(run), run.recipe.supernet.bf16, run.recipe.rank_by
+            evaluator, words = open_evaluator(
+                net, batches, run.task, _recalibration(run), engine=r.engine, bf16=r.supernet.bf16, by=r.rank_by
             )
             evaluator.score(run.space.max)
+            if run.device.type == "cuda":
+                run.listener.note(f"the engine that scores configurations is {words}")
             return evaluator
         except RuntimeError as error:
             if not out_of_memory(error):

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bcnet.accel import SharedEvaluator
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import Prior
 from bcnet.run.session import Run
@@ -22,6 +21,7 @@ from bcnet.search.strategies.neighbours import near
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
 from bcnet.supernet.loss_log import LossLog
+from bcnet.supernet.scoring import Evaluator
 from bcnet.training import distributed
 from bcnet.training.inherit import CutScorer
 
@@ -96,7 +96,7 @@ def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, st
 
 
 def _trusted_measure(
-    run: Run, scorer: SharedEvaluator | CutScorer, initial: Widths | PathLosses | None
+    run: Run, scorer: Evaluator | CutScorer, initial: Widths | PathLosses | None
 ) -> tuple[Measure | None, str]:
     """What scores tell configurations apart by: the recipe's measure, else the loss, else nothing; and in a sentence
     why, where it is not the recipe's. Known after the first time, so that a resumed search does the same."""
