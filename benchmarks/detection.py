@@ -225,7 +225,9 @@ def _transferred(
     whole = detector(kind, copy.deepcopy(network), size)
     counted = FlopCounterMode(display=False)
     with counted, torch.no_grad():
-        whole.get_submodule("backbone").eval()(torch.zeros(1, 3, size.side, size.side, device=next(whole.parameters()).device))
+        whole.get_submodule("backbone").eval()(
+            torch.zeros(1, 3, size.side, size.side, device=next(whole.parameters()).device)
+        )
     train(whole, training, size, seed)
     return {**average_precision(whole, tested), "gflops": counted.get_total_flops() / 2e9}
 
