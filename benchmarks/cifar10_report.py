@@ -1,4 +1,4 @@
-"""Writes docs/results/cifar10.md from docs/results/cifar10.json, which benchmarks/cifar10.py wrote.
+"""Writes docs/results/cifar10.md from docs/results/cifar10.json, which benchmarks/cifar10.py of commit 5294cdb wrote.
 
     python benchmarks/cifar10_report.py [FILE] [--rates FILE ...]
 
@@ -278,7 +278,7 @@ def settings(data: dict[str, Any]) -> list[str]:
         f"- **What cannot be found**: a base of {r['base']} and multiples of {r['round_to']} leave the widths that the",
         "  paper's authors published for 44M out of the space that was searched (a layer has 7 of 144 channels, 5 %),",
         "  and keep uniform scaling, rounded down to the same multiples, below what it could be.",
-        "  `benchmarks/cifar10.py` now has a base of 1 and no rounding; it has not been run since.",
+        "  [The next table](cifar10-long.md) has a base of 1 and no rounding.",
         f"- **`random`**: {random['networks']} networks drawn within the budget, trained for {random['epochs']} of the",
         "  epochs, the best on the held-out images trained to the end. **`uniform`**: all layers scaled by one factor,",
         "  the largest that holds the budget. **`balanced`**: the widths that the [width",
@@ -324,8 +324,8 @@ def page(data: dict[str, Any], earlier: dict[str, Any] | None = None) -> str:
         "# MobileNetV2 on CIFAR-10",
         "",
         "Made from [cifar10.json](cifar10.json) by `python benchmarks/cifar10_report.py`; measured by",
-        "`benchmarks/cifar10.py`. What the search finds, against uniform and balanced widths and the best of random",
-        f"networks within the same FLOPs; the full network has {full['flops'] / 1e6:.0f}M, and",
+        "`benchmarks/cifar10.py` of the commit below. What the search finds, against uniform and balanced widths and",
+        f"the best of random networks within the same FLOPs; the full network has {full['flops'] / 1e6:.0f}M, and",
         f"{full['params'] / 1e6:.1f}M parameters.",
         "",
         *(f"- {verdict(budget, these)}" for budget, these in by_budget.items()),
