@@ -36,9 +36,9 @@ def test_the_run_that_is_seen_does_not_judge(table: ChannelBench) -> None:
 
 def test_rows_are_made_once_and_become_a_page(table: ChannelBench, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    data = ablations.measure({"small": table}, 2, file)
+    data = ablations.measure({table.space.name: table}, 2, file)
     assert len(data["rows"]) == 2 * len(ablations.SEARCHES) * len(ablations.SHARES)
-    again = ablations.measure({"small": table}, 2, file)
+    again = ablations.measure({table.space.name: table}, 2, file)
     assert again["rows"] == data["rows"]
     lines = ablations.variants(data["rows"], 2)
     random = [line["accuracy"] for line in lines if line["variant"] == "random"]
