@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from intervals import interval
 from trainings import Job, Row, Setting, add, known, train_all
 
 from bcnet.models.load import load_model
@@ -202,7 +203,7 @@ def table(case: str, epochs: int, rows: list[Row]) -> list[str]:
         gains[name] = over
         each = ", ".join(f"{found[s]['last']:.2f}" for s in sorted(found))
         costs = [sorted({f"{row[cost] / 1e6:.2f}" for row in found.values()}) for cost in ("flops", "params")]
-        told = "" if name == "uniform" or not over else interval(over, signed=True)
+        told = "" if name == "uniform" or not over else interval(over, "+")
         accuracy = interval([row["last"] for row in found.values()])
         lines.append(f"| {name} | {accuracy} | {each} | {', '.join(costs[0])} | {', '.join(costs[1])} | {told} |")
     return [*lines, "", verdict(gains), ""]
@@ -218,16 +219,6 @@ def verdict(gains: dict[str, list[float]]) -> str:
         "The goal, a gain of what was found over exact uniform scaling no smaller than that of the published widths, "
         f"is {reached}: {means['found']:+.2f} and {means['published']:+.2f} points."
     )
-
-
-def interval(values: Sequence[float], signed: bool = False) -> str:
-    """The mean with half of a 95 % interval (Student's t), where there are two values or more."""
-    from scipy.stats import t
-
-    mean = f"{np.mean(values):+.2f}" if signed else f"{np.mean(values):.2f}"
-    if len(values) < 2:
-        return mean
-    return f"{mean} ± {t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5:.2f}"
 
 
 TEXT = """# CIFAR-10 from scratch, longer

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from detection_shapes import CLASSES, Scene, map_of, scenes, singles, supply_operators
+from intervals import interval
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -269,7 +270,7 @@ def page(data: dict[str, Any]) -> str:
         both = sorted(set(mine["found"]) & set(mine["uniform"]))
         over = [mine["found"][seed]["map"] - mine["uniform"][seed]["map"] for seed in both]
         each = ", ".join(f"{gain:+.2f}" for gain in over)
-        gains.append(f"- {kind}: found over uniform by {_interval(over)} points of mAP ({each}).")
+        gains.append(f"- {kind}: found over uniform by {interval(over, '+')} points of mAP ({each}).")
     made = f"{origin(data)}: `{data['command']}`, {data['workers']} seeds at once."
     return TEXT.format(found="\n".join([made, "", *lines, "", *gains, ""]))
 
@@ -278,18 +279,8 @@ def _line(kind: str, name: str, rows: list[dict[str, Any]]) -> str:
     if not rows:
         return f"| {kind} | {name} | 0 | | | | | |"
     mean = {key: float(np.mean([row[key] for row in rows])) for key in ("map50", "flops_share", "gflops", "accuracy")}
-    found = f"{_interval([row['map'] for row in rows])} | {mean['map50']:.1f} | {mean['flops_share']:.1%}"
+    found = f"{interval([row['map'] for row in rows])} | {mean['map50']:.1f} | {mean['flops_share']:.1%}"
     return f"| {kind} | {name} | {len(rows)} | {found} | {mean['gflops']:.2f} G | {mean['accuracy']:.1%} |"
-
-
-def _interval(values: list[float]) -> str:
-    """The mean with half of a 95 % interval (Student's t), where there are two values or more."""
-    from scipy.stats import t
-
-    if len(values) < 2:
-        return f"{values[0]:.2f}" if values else "?"
-    half = t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{np.mean(values):.2f} ± {half:.2f}"
 
 
 TEXT = """# Transfer to detection

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from intervals import half
 from trainings import Job, Row, Setting, known, train_all
 
 from bcnet.bench.correlation import kendall, pearson
@@ -78,15 +79,9 @@ def judged(rows: list[Row], table: ChannelBench) -> dict[str, Any]:
         found[by] = {"ours": float(ours.mean()), "theirs": float(theirs.mean()), "gap": float(gap.mean())}
         if len(rows) > 2:
             spread = float(gap.std(ddof=1))
-            figures = {"half": _half(gap), "spread": spread, "pearson": pearson(ours, theirs)}
+            figures = {"half": half(gap), "spread": spread, "pearson": pearson(ours, theirs)}
             found[by] |= {**figures, "kendall": kendall(ours, theirs)}
     return found
-
-
-def _half(values: Any) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5)
 
 
 def page(rows: list[Row], tables: dict[str, ChannelBench]) -> str:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from intervals import interval
 from numpy.typing import NDArray
-from scipy.stats import t
+from search import found_after
 
 from bcnet.bench.ablate import figure, summary
 from bcnet.bench.correlation import kendall
 from bcnet.bench.table import ChannelBench
-from bcnet.search import PathLosses, SearchConfig, SearchResult, search
+from bcnet.search import PathLosses, SearchConfig, search
 from bcnet.space.widths import Widths
 from bcnet.utils.provenance import origin, provenance
 
@@ -79,12 +80,6 @@ def agreement(table: ChannelBench) -> float:
     """Kendall of what searches see with what judges them, the mean over runs."""
     each = [Scores(table, run) for run in range(table.acc.shape[1])]
     return float(np.mean([kendall(scores.values, scores.judged) for scores in each]))
-
-
-def found_after(result: SearchResult, count: int) -> tuple[int, ...] | None:
-    """The widths of the best score within the budget among the first ``count`` trials."""
-    scored = [trial for trial in result.trials[:count] if trial.feasible and trial.score is not None]
-    return max(scored, key=lambda trial: (trial.score, -trial.number)).widths if scored else None
 
 
 def one(table: ChannelBench, share: int, name: str, seed: int) -> dict[str, Any]:
@@ -155,7 +150,7 @@ def page(data: dict[str, Any]) -> str:
             table.append(f"| {before if new else ''} | {row['variant']} | nothing within the budget | |")
             continue
         gap = np.array(row["by_seed"]) - np.array(first)
-        over = "" if new else f"{gap.mean():+.3f} ± {_half(gap):.3f}"
+        over = "" if new else interval(gap, "+", 3)
         mean = f"{row['mean']:.3f} ± {row['half']:.3f} %"
         table.append(f"| {before if new else ''} | {row['variant']} | {mean} | {over} |")
     agreed = " and ".join(f"{value:.2f} ({space})" for space, value in data["kendall"].items())
@@ -163,10 +158,6 @@ def page(data: dict[str, Any]) -> str:
         f"{origin(data)}: `{data['command']}`, {data['seeds']} seeds. Kendall of the scores with what judges: {agreed}."
     )
     return TEXT.format(found="\n".join([made, "", *table, "", "![By part](ablations-tables.svg)", ""]))
-
-
-def _half(values: Floats) -> float:
-    return float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
 
 
 TEXT = """# Ablations of the search on the released tables

@@ -83,7 +83,7 @@ def test_the_page_pairs_networks_by_seed() -> None:
     rows = [{"detector": "RetinaNet", "network": n, "seed": s, "map": m, **known} for n, s, m in given]
     facts = {"date": "2026-11-17", "machine": "a GPU", "versions": {"torch": "2.11"}, "commit": "abc", "command": "x"}
     text = detection.page({**facts, "workers": 3, "rows": rows})
-    assert "- RetinaNet: found over uniform by 1.50 ± 6.35 points of mAP (+2.00, +1.00).\n" in text
+    assert "- RetinaNet: found over uniform by +1.50 ± 6.35 points of mAP (+2.00, +1.00).\n" in text
     assert "| Faster R-CNN | found | 0 | | | | | |\n" in text
 
 
