@@ -316,16 +316,12 @@ def page(data: dict[str, Any]) -> str:
         also = "reached" if by_log_width >= by_any else "missed"
         lines += [
             "",
-            f"The goals are Kendall {by_score:.2f} by scores, which `bcv2` {verdict} (best row {reached:.3f}), and",
+            f"The goal by scores is Kendall {by_score:.2f}, which `bcv2` {verdict} (best row {reached:.3f}), by any",
+            f"predictor {by_any:.2f}, which its law {also} (best row {by_log_width:.3f}). Taking the best of several rows",
+            "is a choice by the table that judges, so these are upper ends. An earlier version of this page had lower",
+            "goals, 0.76 and 0.72, which the law reached.",
+            "",
         ]
-        lines += [
-            f"{by_any:.2f} by any predictor, which its law {also} (best row {by_log_width:.3f}). To take the best of"
-        ]
-        lines += [
-            "several rows is a choice by the table that judges, so these are upper ends. An earlier version of this"
-        ]
-        lines += ["page had lower goals, 0.76 and 0.72, which the law reached."]
-        lines.append("")
     for part, section in (("stand_in", stand_in), ("readings", readings), ("tried", tried)):
         if data.get(part):
             lines += section(data)
