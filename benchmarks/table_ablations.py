@@ -49,6 +49,7 @@ SEARCHES: dict[str, tuple[SearchConfig, int | None]] = {
 }
 """Settings, and how many widths of the log a prior is made of."""
 POINTS = (25, 50, 100, 200)
+PLANNED = 21
 Floats = NDArray[np.float64]
 
 
@@ -193,7 +194,7 @@ networks or data sets. Uniform scaling is weaker than it need be, as four candid
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=Path)
-    parser.add_argument("--seeds", type=int, default=21)
+    parser.add_argument("--seeds", type=int, default=PLANNED)
     parser.add_argument("--out", type=Path, default=RESULTS / "ablations-tables.json")
     args = parser.parse_args()
     if args.tables:

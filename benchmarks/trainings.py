@@ -149,6 +149,7 @@ class _Here:
     data: Any = None
     spaces: Row = field(default_factory=dict)
     timed: Any = None
+    failure: str = ""
 
 
 _HERE = _Here()
@@ -159,7 +160,10 @@ def _begin(setting: Setting, gates: dict[int, Any]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     options = LoadOptions(batch_size=setting.batch, eval_batch_size=5000, channels_last=True)
     _HERE.setting, _HERE.gates = setting, gates
-    _HERE.data = load_data(setting.data, device=setting.device, options=options)
+    try:
+        _HERE.data = load_data(setting.data, device=setting.device, options=options)
+    except Exception as error:  # a pool would begin such a process again and again
+        _HERE.failure = f"{type(error).__name__}: {error}"
 
 
 class _Short:
@@ -177,6 +181,8 @@ class _Short:
 
 def _opened(job: Job, short: bool = False) -> tuple[Any, Any, list[str]]:
     """The network, its training, and by which engine it is trained, once that is known."""
+    if _HERE.failure:
+        raise RuntimeError(_HERE.failure)
     if job.network not in _HERE.spaces:
         space = _HERE.spaces[job.network] = load_model(job.network).space(groups=10_000)
         _ = space.own_class  # which may draw random numbers
@@ -221,8 +227,9 @@ def _time(job: Job, count: int) -> float:
 def _train(job: Job, end: float) -> Row | None:
     """The row of a network after all epochs, with its accuracy on the test images after each; None without time."""
     _HERE.timed = None
-    start, bf16 = time.perf_counter(), str(_HERE.data.whole.data.device).startswith("cuda")
+    start = time.perf_counter()
     network, loop, engine = _opened(job)
+    device = str(next(network.parameters()).device)
     epochs, tested, stepping, counted = loop.optimisation.epochs, [], 0.0, 0
     for epoch in range(1, epochs + 1):
         begun = time.perf_counter()
@@ -230,7 +237,7 @@ def _train(job: Job, end: float) -> Row | None:
         _wait()
         if epoch > 1:
             stepping, counted = stepping + time.perf_counter() - begun, counted + loop.per_epoch
-        tested.append(100 * evaluate(network, _HERE.data.test, bf16=bf16)["score"])
+        tested.append(100 * evaluate(network, _HERE.data.test, bf16=device.startswith("cuda"))["score"])
         each = time.perf_counter() - begun
         if epoch >= min(PROJECTED, epochs) and time.time() + each * (epochs - epoch) > end:
             print(f"{job.place}: dropped after {epoch} epochs, {each:.1f} s each: it would not end in time", flush=True)
@@ -240,7 +247,7 @@ def _train(job: Job, end: float) -> Row | None:
     costs = {name: int(space.costs[name](job.widths)[0]) for name in ("flops", "params")}
     best = max(tested)
     facts = {"engine": engine[0], "ms_a_step": round(1e3 * stepping / max(counted, 1), 3), "epochs": epochs}
-    facts |= {"seconds": round(time.perf_counter() - start, 1), **provenance(str(_HERE.data.whole.data.device))}
+    facts |= {"seconds": round(time.perf_counter() - start, 1), **provenance(device)}
     found = {"last": tested[-1], "best": best, "best_epoch": 1 + tested.index(best), "tested": tested}
     return {**job.place, "seed": job.seed, "widths": list(job.widths), **costs, **found, **facts}
 

@@ -62,6 +62,9 @@ def test_without_time_nothing_is_written_and_failures_are_told(setting: Any, cap
     assert trainings.train_all(jobs(1), late)
     assert trainings.known(late.out) == []
     assert "1 networks were not begun" in capfd.readouterr().out
+    missing = trainings.Setting("cifar10:nowhere", late.out)
+    assert not trainings.train_all(jobs(1), missing)
+    assert "nowhere" in capfd.readouterr().out
     wrong = trainings.Job({"number": 0}, "zoo:digits_cnn", (8, 8), 0, RECIPE)
     assert not trainings.train_all([wrong, *jobs(2)[1:]], setting())
     assert [row["number"] for row in trainings.known(late.out)] == [1]
