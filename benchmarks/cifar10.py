@@ -61,8 +61,8 @@ CASES = {
 """The budget of a case with published widths is what these cost, so that no rival has less."""
 NETWORKS = ("uniform", "found", "published", "uniform-8", "balanced", "random", "found by law")
 """In the order in which they are trained."""
-SUPERNET = {"epochs": 8, "lr": 0.4, "warmup": 1.0, "weight_decay": 1e-3, "head": HEAD}
-RETRAIN = {"epochs": 60, "lr": 0.4, "warmup": 1.0, "weight_decay": 5e-4, "head": HEAD}
+SUPERNET = {"epochs": 8, "lr": 0.4, "final_lr": 1e-5, "warmup": 1.0, "weight_decay": 1e-3, "head": HEAD}
+RETRAIN = {"epochs": 60, "lr": 0.4, "final_lr": 1e-5, "warmup": 1.0, "weight_decay": 5e-4, "head": HEAD}
 
 
 @cache
