@@ -187,8 +187,8 @@ are on [the page of ablations](ablations.md).
 With scores that err as these do, no difference beyond chance shows between numbers of evaluations, kinds of prior, or
 evolution, Markov chains, an agent and random networks that fill the budget: all are within 0.02 points. NSGA-II as
 printed, greedy slimming and uniform scaling are below these, by 0.12, 0.06 and 0.06 points. What evolution gains over
-random networks on [the tables as scores](rival-searches.md), 0.04 points, is therefore probably what the tables' own noise
-favours.
+random networks on [the tables as scores](rival-searches.md), 0.04 points, is therefore probably what the tables' own
+noise favours.
 
 **What this does not show**: a supernet's errors, which are not independent noise but follow widths; so it says how much
 the search is worth where scores are as good as here, not what supernets are worth. K, base width and sides cannot
