@@ -179,6 +179,10 @@ def notes(rows: Rows) -> str:
     start, scoring = rows.get("start", {}), rows.get("scoring", {})
     words = {"nothing compiled": start.get("cold_s in words"), "compiled before": start.get("warm_s in words")}
     said = [f"- Seconds to the first step, {name}: {text}." for name, text in words.items() if text]
+    plain = rows.get("plain step, MobileNetV2", {})
+    if "fused_cut_three_passes_ms" in plain:
+        seconds = plain["fused_cut_three_passes_ms"]
+        said.append(f"- At 44M without the kernel that goes back in one pass instead of three: {seconds:.3g} ms.")
     if "shared_s" in scoring:
         said.append(
             "- The 480 configurations: all of them were scored by the fused kernels, 24 by PyTorch one by one; PyTorch "
