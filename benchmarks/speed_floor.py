@@ -22,7 +22,6 @@ from speed_base import Bench
 from speed_work import mobilenet_and_cut
 
 from bcnet.accel.fused_step.program import Conv, Linear, Norm, Program, compile_program
-from bcnet.accel.kernels import fused
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.utils.provenance import provenance
 
@@ -48,14 +47,7 @@ def shapes(space: NetworkSpace, program: Program) -> dict[int, int]:
     return found
 
 
-def widening(space: NetworkSpace, program: Program) -> set[int]:
-    """Products whose convolution takes the gradient of the norm after it on its way back."""
-    channels = {name: p.shape[:2] for name, p in space.model.named_parameters() if p.dim() > 1}
-    eights = {name: [-(-n // 8) * 8 for n in both] for name, both in channels.items()}
-    return {value for value, weight in program.late.items() if fused.widens(*eights[weight])}
-
-
-def passes(program: Program, size: dict[int, int], late: set[int]) -> Iterator[Pass]:
+def passes(program: Program, size: dict[int, int]) -> Iterator[Pass]:
     """What the kernels read and write, as bcnet/accel/fused_step/tape.py launches them."""
     for layer in program.layers:
         if isinstance(layer, Norm):
@@ -66,24 +58,19 @@ def passes(program: Program, size: dict[int, int], late: set[int]) -> Iterator[P
             if not folded:
                 yield "forwards", "normalise", 2 * y + residual
                 yield "backwards", "sums of a norm", 2 * y
-            if layer.x not in late:
-                yield "backwards", "gradient of a norm", 3 * y
+            yield "backwards", "gradient of a norm", 3 * y
         elif isinstance(layer, Conv):
             x, y = size[layer.x], size[layer.out]
             kind = "depthwise" if layer.depthwise else "1x1" if layer.pointwise else "dense"
             yield "forwards", kind, x + y
-            if layer.out in late:
-                moved = 2 * y + 2 * x
-            elif layer.weight in program.summed:  # the gradients of input and weight by one kernel
-                moved = y + 2 * x
-            else:
-                moved = y + x + (0 if layer.x == program.source else y + x)
-            yield "backwards", kind, moved
+            together = layer.weight in program.summed  # input and weight in one kernel
+            first = layer.x == program.source
+            yield "backwards", kind, y + x + (0 if first else x if together else y + x)
 
 
 def floors(space: NetworkSpace, batch: int) -> dict[str, Any]:
     program = compile_program(space)
-    found = list(passes(program, shapes(space, program), widening(space, program)))
+    found = list(passes(program, shapes(space, program)))
     flops = 2.0 * batch * float(space.costs["flops"](space.max[None])[0])
     result: dict[str, Any] = {}
     for name, ways, times in (("forwards", ("forwards",), 1), ("step", ("forwards", "backwards"), 3)):

@@ -13,7 +13,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,25 +63,9 @@ def plain_networks(bench: Bench) -> Found:
     x, y = bench.batch(256, 32)
     yield bench.ms(fused_whole=bench.fused(whole[0], x, y), pytorch_whole=bench.plain(whole[1], x, y))
     yield bench.ms(fused_cut=bench.fused(slim[0], x, y), pytorch_cut=bench.plain(slim[1], x, y))
-    yield bench.ms(fused_cut_three_passes=three_passes(bench, bench.fused(space.build(cut), x, y)))
     teacher = bench.on(whole[2]).eval()
     taught, pytorch = bench.fused(slim[2], x, y, teacher), bench.plain(slim[3], x, y, teacher)
     yield bench.ms(fused_cut_taught=taught, pytorch_cut_taught=pytorch)
-
-
-def three_passes(bench: Bench, step: Action) -> Action:
-    """The step without the kernel by which 1x1 convolutions to more channels go back in one pass."""
-    if bench.tiny:
-        return step
-    from bcnet.accel.kernels import fused
-
-    def run() -> None:
-        given = fused.tuning
-        fused.tuning = replace(given, widening=False)
-        step()
-        fused.tuning = given
-
-    return run
 
 
 def compiled(bench: Bench, kind: str) -> Found:

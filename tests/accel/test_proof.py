@@ -34,26 +34,10 @@ def test_right_kernels_are_let_through(dtype: torch.dtype) -> None:
     assert proof.why_wrong(CPU, reference, dtype) == ""
 
 
-@pytest.mark.parametrize("name", ["depthwise_backward", "pointwise_backward", "norm_gradient", "widening_backward"])
+@pytest.mark.parametrize("name", ["depthwise_backward", "pointwise_backward", "norm_gradient", "depthwise_forward"])
 def test_a_wrong_kernel_is_named_by_what_it_spoils(name: str) -> None:
     why = proof.why_wrong(CPU, with_half(name))
     assert why.startswith("its kernels are wrong on this GPU (the gradient of ")
-
-
-def test_a_wrong_kernel_that_can_be_done_without_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a notice, and without a note that all were right."""
-    pytest.importorskip("triton", reason="Triton comes with torch for CUDA only")
-    from bcnet.accel.kernels import fused
-
-    monkeypatch.setattr(fused, "tuning", fused.Tuning())
-    monkeypatch.setattr(proof, "_note", lambda device: None)
-    monkeypatch.setattr(proof, "why_wrong", lambda device: "it is wrong" if fused.tuning.widening else "")
-    proof.why_no_kernels.cache_clear()
-    assert fused.widens(60, 30)
-    with pytest.warns(UserWarning, match=r"^a step is slower than it could be, .* is left out: it is wrong$"):
-        assert proof.why_no_kernels(torch.device("cuda")) == ""
-    assert not fused.widens(60, 30)
-    proof.why_no_kernels.cache_clear()
 
 
 def test_kernels_that_do_not_run_are_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,22 +7,17 @@ understands can stand in a program: biases, poolings, gates, concatenations, lay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from bcnet.accel.enumeration.prefix_tree import functional
-from bcnet.accel.fused_step.convolutions import channels_last, size_of
-from bcnet.accel.fused_step.program import Eager
-from bcnet.accel.kernels.values import Goal, Rows
+from bcnet.accel.kernels.values import Goal
 from bcnet.space.coupling import bind
 from bcnet.space.resize import sliced
 from bcnet.supernet.gradients import places
 from bcnet.supernet.supernet import Plan, Supernet
-
-if TYPE_CHECKING:
-    from bcnet.accel.fused_step.tape import Tape
 
 Statistics = Literal["batch", "tracked", "running"]
 """What batch norm goes by: the batch, as in a supernet; the batch, which its running statistics follow; or these."""
@@ -107,73 +102,6 @@ class Slices:
                 axes = self.net.space.coupling.axes.get(name)
                 for target, source in places(gradients[name], grad, axes, plan, self.net.total_units):
                     target.add_(source)
-
-
-def run(tape: Tape, layer: Eager) -> None:
-    """Under autograd, one side after the other; tensors join the tape as rows."""
-    graphs: list[tuple[Any, list[Tensor]]] = []
-    for s in range(tape.sides):
-        given = {node: _given(tape, node, number, s) for node, number in layer.inputs}
-        leaves = [t for t in given.values() if isinstance(t, Tensor) and t.requires_grad]
-        with torch.set_grad_enabled(not tape.recalls):
-            y = tape.slices.call(layer.node, given, s)
-            if isinstance(y, Tensor) and y.is_floating_point():
-                y = y.to(tape.x.dtype)
-                y = channels_last(y) if y.dim() == 4 else y.contiguous()
-        graphs.append((y, leaves))
-    tape.graphs[layer.out] = graphs
-    found = [y.detach() if isinstance(y, Tensor) else y for y, _ in graphs]
-    tape.plain[layer.out] = found
-    if isinstance(found[0], Tensor) and found[0].dim() == 4:
-        tape.values[layer.out], tape.spaces[layer.out] = Rows.apart(found), size_of(found[0])
-    elif isinstance(found[0], Tensor) and found[0].dim() == 2:
-        tape.values[layer.out] = Rows.whole(torch.stack(found))
-        tape.spaces[layer.out] = (len(found[0]), 1, 1)
-
-
-def _given(tape: Tape, node: fx.Node, number: int, side: int) -> Any:
-    """A value of the tape as an operator of the graph takes it, a leaf where it has a gradient."""
-    if number == tape.program.source:
-        return tape.x
-    if number in tape.plain:
-        value = tape.plain[number][side]
-    elif len(node.meta["val"].shape) == 4:
-        value = tape.values[number].image(side, tape.spaces[number])
-    else:
-        value = tape.values[number].of(side)
-    floats = isinstance(value, Tensor) and value.is_floating_point()
-    return value.detach().requires_grad_() if floats else value
-
-
-def run_back(tape: Tape, layer: Eager) -> None:
-    graphs, arrived = tape.graphs.pop(layer.out), tape.grads.pop(layer.out, [])
-    others = tape.plain_grads.pop(layer.out, [[] for _ in graphs])
-    tape.plain.pop(layer.out)
-    tape.values.pop(layer.out, None)
-    numbers = [number for _, number in layer.inputs if number != tape.program.source]
-    given: dict[int, list[Tensor]] = {}
-    for s, (y, leaves) in enumerate(graphs):
-        parts = [_shaped(g.repeated(s), y) for g in arrived] + others[s]
-        if not parts or not isinstance(y, Tensor) or not y.requires_grad:
-            continue
-        gradient = torch.stack([part.to(y.dtype) for part in parts]).sum(0)
-        floats = [n for n in numbers if n in tape.values or isinstance((tape.plain.get(n) or [0])[0], Tensor)]
-        for number, leaf, found in zip(floats, leaves, tape.slices.differentiate(y, gradient, leaves, s), strict=True):
-            given.setdefault(number, []).append(torch.zeros_like(leaf) if found is None else found)
-    for number, gradients in given.items():
-        if number in tape.graphs:
-            rows = tape.plain_grads.setdefault(number, [[] for _ in gradients])
-            for row, one in zip(rows, gradients, strict=True):
-                row.append(one)
-        elif gradients[0].dim() == 4:
-            tape.give(number, Rows.apart([channels_last(one) for one in gradients]))
-        else:
-            tape.give(number, Rows.whole(torch.stack(gradients)))
-
-
-def _shaped(rows: Tensor, y: Tensor) -> Tensor:
-    """Rows (M, C) in the shape of an operator's result."""
-    return rows if y.dim() == 2 else rows.view(len(y), y.shape[2], y.shape[3], -1).permute(0, 3, 1, 2)
 
 
 def slope_of(

@@ -164,19 +164,6 @@ class Program:
         return frozenset(c.weight for c in convolutions if c.depthwise or c.x in self.folded)
 
     @cached_property
-    def late(self) -> dict[int, str]:
-        """Products whose 1x1 convolution may take the gradient of the norm after it on its way back, with its
-        weight."""
-        folded = {norm.x for norm in self.folded.values()}
-        convolutions = [c for c in self.layers if isinstance(c, Conv) and c.pointwise and c.x != self.source]
-        return {c.out: c.weight for c in convolutions if c.out in folded and c.x not in self.folded}
-
-    @cached_property
-    def added(self) -> frozenset[str]:
-        """Weights of convolutions for whose gradients there is room to be added up in."""
-        return self.summed | {*self.late.values()}
-
-    @cached_property
     def affines(self) -> tuple[str, ...]:
         norms = [name for n in self.layers if isinstance(n, Norm) for name in (n.weight, n.bias)]
         biases = [n.bias for n in self.layers if isinstance(n, Linear) and n.bias is not None]

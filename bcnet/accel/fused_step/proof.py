@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import warnings
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -61,38 +59,16 @@ def why_no_kernels(device: torch.device) -> str:
     """Why the kernels are not used on ``device``, in half a sentence: they do not run, or they are wrong."""
     try:
         note = _note(device)
-    except Exception as error:  # of a driver, say; none should end a run
-        return f"its kernels do not run here: {first_line(error):.120}"
-    if note is not None and note.exists():
-        return ""
-    why = _tried(device)
-    if why:
-        return _without_the_newest(device, why)
-    if note is not None:
-        with contextlib.suppress(OSError):  # a folder that cannot be written to
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.touch()
-    return ""
-
-
-def _tried(device: torch.device) -> str:
-    try:
-        return why_wrong(device)
+        if note is not None and note.exists():
+            return ""
+        why = why_wrong(device)
+        if note is not None and not why:
+            with contextlib.suppress(OSError):  # a folder that cannot be written to
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.touch()
+        return why
     except Exception as error:  # a compiler's errors are of many kinds, and none should end a run
         return f"its kernels do not run here: {first_line(error):.120}"
-
-
-def _without_the_newest(device: torch.device, why: str) -> str:
-    """Why the kernels are not used even without the one that can be done without, which is left out from now on."""
-    if device.type != "cuda":
-        return why
-    from bcnet.accel.kernels import fused
-
-    fused.tuning = replace(fused.tuning, widening=False)
-    left = _tried(device)
-    if not left:
-        warnings.warn(f"a step is slower than it could be, as one of its kernels is left out: {why}", stacklevel=3)
-    return left
 
 
 def _note(device: torch.device) -> Path | None:

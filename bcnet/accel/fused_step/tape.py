@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from bcnet.accel.fused_step import convolutions, eager
+from bcnet.accel.fused_step import convolutions
 from bcnet.accel.fused_step.convolutions import Space, channels_last, convolution, size_of, splits, tiles, window_of
 from bcnet.accel.fused_step.eager import Slices, slope_of
 from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
@@ -54,7 +54,6 @@ class Tape:
         self.graphs: dict[int, list[tuple[Tensor, list[Tensor]]]] = {}
         self.plain_grads: dict[int, list[list[Tensor]]] = {}
         self.recalled: set[int] = set()
-        self.late: dict[int, tuple[Rows, Affine]] = {}  # norms whose gradient is left to the convolution before them
         self._take(iter(room))
 
     @staticmethod
@@ -67,7 +66,7 @@ class Tape:
                 counts += [2 * sides * sizes[layer.weight][0]] * 2
             elif isinstance(layer, Linear):
                 counts.append(sides * sizes[layer.weight][0])
-            elif isinstance(layer, Conv) and layer.weight in program.added:
+            elif isinstance(layer, Conv) and layer.weight in program.summed:
                 counts.append(sides * sizes[layer.weight][0] * sizes[layer.weight][1])
         return [-(-count // ALIGN) * ALIGN for count in counts]
 
@@ -78,7 +77,7 @@ class Tape:
                 gamma, beta = self.weights[layer.weight], self.weights[layer.bias]
                 norm = Affine(gamma, beta, next(room), next(room), layer.eps, layer.act)
                 self.norms[layer.x] = self.norms[layer.out] = norm
-            elif isinstance(layer, Linear) or (isinstance(layer, Conv) and layer.weight in self.program.added):
+            elif isinstance(layer, Linear) or (isinstance(layer, Conv) and layer.weight in self.program.summed):
                 self.sums[layer.weight] = next(room)
 
     def forward(self, x: Tensor, keep: bool = True) -> Tensor:
@@ -102,7 +101,7 @@ class Tape:
         elif isinstance(layer, Pool):
             self._pool(layer)
         else:
-            eager.run(self, layer)
+            self._eager(layer)
 
     def answers(self, x: Tensor) -> Tensor:
         """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a way back."""
@@ -128,12 +127,12 @@ class Tape:
         else:
             slope = slope_of(goal.loss, logits, self._last_bias(), goal, room, losses)
         if not isinstance(last, Linear):
-            self.give(self.program.result, Rows.whole(slope))
+            self._give(self.program.result, Rows.whole(slope))
         for layer in reversed(self.program.layers):
             if isinstance(layer, Linear):
                 self._linear_back(layer, slope)
             elif isinstance(layer, Eager):
-                eager.run_back(self, layer)
+                self._eager_back(layer)
             else:
                 self._give_nothing(layer.out)
                 self._layer_back(layer)
@@ -141,7 +140,7 @@ class Tape:
     def _layer_back(self, layer: Conv | Norm | Pool) -> None:
         if isinstance(layer, Pool):
             _, h, w = self.spaces[layer.x]
-            self.give(layer.x, self._arrived(layer.out)._replace(repeat=h * w))
+            self._give(layer.x, self._arrived(layer.out)._replace(repeat=h * w))
         elif isinstance(layer, Norm):
             self._norm_back(layer)
         else:
@@ -229,7 +228,7 @@ class Tape:
         self.found[layer.weight] = Found(product, 0, product[0].numel())
         if layer.bias is not None:
             self.found[layer.bias] = Found(self.sums[layer.weight], 0, slope.shape[2])
-        self.give(layer.x, Rows.whole(torch.bmm(slope, self._matrix(layer.weight))))
+        self._give(layer.x, Rows.whole(torch.bmm(slope, self._matrix(layer.weight))))
 
     def _norm_back(self, layer: Norm) -> None:
         y, norm = self.values.pop(layer.x), self.norms[layer.x]
@@ -245,12 +244,8 @@ class Tape:
             plain = norm if kept is None else norm._replace(act=0)
             grads = grads if kept is None else [kept]
             if layer.residual is not None:
-                self.give(layer.residual, grads[0])
-        late = self.program.late.get(layer.x)
-        if late is not None and self.kernels.widens(*self.sizes[late]):
-            self.grads[layer.x], self.late[layer.x] = grads, (y, plain)
-        else:
-            self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
+                self._give(layer.residual, grads[0])
+        self.grads[layer.x] = [self.kernels.norm_gradient(grads, y, plain)]
         self.found[layer.bias] = Found(norm.found, 0, 2 * y.channels)
         self.found[layer.weight] = Found(norm.found, y.channels, 2 * y.channels)
 
@@ -262,8 +257,6 @@ class Tape:
             self.found[layer.weight] = Found(channels_last(dw), 0, dw.numel() // self.sides)
         elif layer.weight in self.program.summed:
             self._summed_back(layer, dy)
-        elif layer.out in self.late:
-            self._widening_back(layer, dy)
         elif layer.pointwise:
             self._pointwise_back(layer, dy)
         else:
@@ -278,20 +271,7 @@ class Tape:
             window = window_of(layer, self.spaces[layer.x])
             dx = self.kernels.depthwise_backward(dy, x, weight, window, before, found)
         self.found[layer.weight] = Found(found, 0, math.prod(self.sizes[layer.weight]))
-        self.give(layer.x, dx)
-
-    def _widening_back(self, layer: Conv, g: Rows) -> None:
-        (y, norm), found, into = self.late.pop(layer.out), self.sums[layer.weight], self._pending(layer.x)
-        x, weight = self.values[layer.x], self.weights[layer.weight]
-        dx = self.kernels.widening_backward(g, y, norm, x, weight, found, into)
-        self.found[layer.weight] = Found(found, 0, math.prod(self.sizes[layer.weight]))
-        if into is None:
-            self.give(layer.x, dx)
-
-    def _pending(self, value: int) -> Rows | None:
-        """A gradient that another may be added to."""
-        last = self.grads.get(value, [None])[-1]
-        return None if last is None or last.parts or last.repeat > 1 else last
+        self._give(layer.x, dx)
 
     def _pointwise_back(self, layer: Conv, dy: Rows) -> None:
         outputs, inputs = self.sizes[layer.weight]
@@ -300,11 +280,11 @@ class Tape:
         cut = self.sides * parts, dy.rows // parts
         product = torch.bmm(d.view(*cut, outputs).transpose(1, 2), rows.view(*cut, inputs))
         self.found[layer.weight] = Found(product, 0, parts * outputs * inputs, parts)
-        pending = self._pending(layer.x)
-        if pending is not None:
-            pending.base.baddbmm_(d, matrix)
+        pending = self.grads.get(layer.x)
+        if pending and not pending[-1].parts and pending[-1].repeat == 1:
+            pending[-1].base.baddbmm_(d, matrix)
         else:
-            self.give(layer.x, Rows.whole(torch.bmm(d, matrix)))
+            self._give(layer.x, Rows.whole(torch.bmm(d, matrix)))
 
     def _dense_back(self, layer: Conv, dy: Rows) -> None:
         dx, dw = [], []
@@ -314,7 +294,73 @@ class Tape:
             dx.append(channels_last(one[0]))
             dw.append(channels_last(one[1]))
         self.found[layer.weight] = Found(dw[0], 0, distance(dw), 1, tuple(dw[1:]))
-        self.give(layer.x, Rows.apart(dx))
+        self._give(layer.x, Rows.apart(dx))
+
+    def _eager(self, layer: Eager) -> None:
+        """Under autograd, one side after the other; tensors join the tape as rows."""
+        graphs: list[tuple[Any, list[Tensor]]] = []
+        for s in range(self.sides):
+            given = {node: self._given(node, number, s) for node, number in layer.inputs}
+            leaves = [t for t in given.values() if isinstance(t, Tensor) and t.requires_grad]
+            with torch.set_grad_enabled(not self.recalls):
+                y = self.slices.call(layer.node, given, s)
+                if isinstance(y, Tensor) and y.is_floating_point():
+                    y = y.to(self.x.dtype)
+                    y = channels_last(y) if y.dim() == 4 else y.contiguous()
+            graphs.append((y, leaves))
+        self.graphs[layer.out] = graphs
+        found = [y.detach() if isinstance(y, Tensor) else y for y, _ in graphs]
+        self.plain[layer.out] = found
+        if isinstance(found[0], Tensor) and found[0].dim() == 4:
+            self.values[layer.out], self.spaces[layer.out] = Rows.apart(found), size_of(found[0])
+        elif isinstance(found[0], Tensor) and found[0].dim() == 2:
+            self.values[layer.out] = Rows.whole(torch.stack(found))
+            self.spaces[layer.out] = (len(found[0]), 1, 1)
+
+    def _given(self, node: fx.Node, number: int, side: int) -> Any:
+        """A value of the tape as an operator of the graph takes it, a leaf where it has a gradient."""
+        if number == self.program.source:
+            return self.x
+        if number in self.plain:
+            value = self.plain[number][side]
+        elif len(node.meta["val"].shape) == 4:
+            value = self.values[number].image(side, self.spaces[number])
+        else:
+            value = self.values[number].of(side)
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.detach().requires_grad_() if floats else value
+
+    def _eager_back(self, layer: Eager) -> None:
+        graphs, arrived = self.graphs.pop(layer.out), self.grads.pop(layer.out, [])
+        others = self.plain_grads.pop(layer.out, [[] for _ in graphs])
+        self.plain.pop(layer.out)
+        self.values.pop(layer.out, None)
+        numbers = [number for _, number in layer.inputs if number != self.program.source]
+        given: dict[int, list[Tensor]] = {}
+        for s, (y, leaves) in enumerate(graphs):
+            parts = [self._shaped(g.repeated(s), y) for g in arrived] + others[s]
+            if not parts or not isinstance(y, Tensor) or not y.requires_grad:
+                continue
+            gradient = torch.stack([part.to(y.dtype) for part in parts]).sum(0)
+            floats = [n for n in numbers if n in self.values or isinstance((self.plain.get(n) or [0])[0], Tensor)]
+            for number, leaf, found in zip(
+                floats, leaves, self.slices.differentiate(y, gradient, leaves, s), strict=True
+            ):
+                given.setdefault(number, []).append(torch.zeros_like(leaf) if found is None else found)
+        for number, gradients in given.items():
+            if number in self.graphs:
+                rows = self.plain_grads.setdefault(number, [[] for _ in gradients])
+                for row, one in zip(rows, gradients, strict=True):
+                    row.append(one)
+            elif gradients[0].dim() == 4:
+                self._give(number, Rows.apart([channels_last(one) for one in gradients]))
+            else:
+                self._give(number, Rows.whole(torch.stack(gradients)))
+
+    @staticmethod
+    def _shaped(rows: Tensor, y: Tensor) -> Tensor:
+        """Rows (M, C) in the shape of an operator's result."""
+        return rows if y.dim() == 2 else rows.view(len(y), y.shape[2], y.shape[3], -1).permute(0, 3, 1, 2)
 
     def _arrived(self, value: int) -> Rows:
         """The gradient of a value, added up where it has several readers."""
@@ -328,9 +374,9 @@ class Tape:
         """A gradient of zero where nothing that is learnt from reads a value."""
         if value not in self.grads:
             rows = self.values[value]
-            self.give(value, Rows.whole(rows.base.new_zeros((self.sides, rows.rows, rows.channels))))
+            self._give(value, Rows.whole(rows.base.new_zeros((self.sides, rows.rows, rows.channels))))
 
-    def give(self, value: int, grad: Rows) -> None:
+    def _give(self, value: int, grad: Rows) -> None:
         self.grads.setdefault(value, []).append(grad)
 
     def _matrix(self, name: str) -> Tensor:

@@ -39,8 +39,6 @@ class Tuning:
     half_back: Tile = (16, 32, 4)
     pointwise: Tile = (128, 64, 4)
     pointwise_back: Tile = (64, 32, 4)
-    widening: bool = True
-    """Whether 1x1 convolutions to more channels take the gradient of the norm after them on their way back."""
     programs: int = 132 * 8
     tables: tuple[int, int] = (64, 128)
     """Programs that share the copying of one parameter, and of one gradient."""
@@ -56,7 +54,6 @@ _depthwise_rows_back = Kernel(cuda_depthwise3.depthwise_rows_back)
 _depthwise_half_back = Kernel(cuda_depthwise3.depthwise_half_back)
 _depthwise_weight, _entropy = Kernel(cuda_depthwise.depthwise_weight), Kernel(cuda_tables.entropy)
 _pointwise, _pointwise_back = Kernel(cuda_pointwise.pointwise), Kernel(cuda_pointwise.pointwise_back)
-_widening_back = Kernel(cuda_pointwise.widening_back)
 _pack, _unpack = Kernel(cuda_tables.pack), Kernel(cuda_tables.unpack)
 _uploads: dict[torch.device, Uploads] = {}
 
@@ -274,28 +271,6 @@ def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: T
         warps if dy.channels <= 64 else 8,
     )  # fmt: skip
     return Rows.whole(dx)
-
-
-def widens(outputs: int, inputs: int) -> bool:
-    return tuning.widening and outputs <= NARROW and inputs <= NARROW // 4
-
-
-def widening_backward(
-    g: Rows, y: Rows, norm: Affine, x: Rows, weight: Tensor, found: Tensor, into: Rows | None
-) -> Rows:
-    dx = Rows.whole(x.base.new_empty((x.sides, x.rows, x.channels))) if into is None else into
-    block, outputs = max(16, _power(x.channels)), max(16, _power(y.channels))
-    rows = 32 if outputs > 128 else 64
-    each, chunks = _chunks(x.rows, rows, 4 * x.sides)  # each adds up a whole weight: few, but two a multiprocessor
-    a, ao = _power_in(x.channels), _power_in(y.channels)
-    _widening_back(
-        (chunks, 1, x.sides),
-        (g.dense(), y.dense(), x.dense(), weight, dx.base, *_affine(norm, weight), norm.found, found,
-         x.rows, x.channels // a, y.channels // ao, norm.eps, each),
-        (into is not None, a, ao, _wide(y), rows, block, outputs),
-        4 if outputs * block <= 4096 else 8,
-    )  # fmt: skip
-    return dx
 
 
 def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from bcnet.accel.kernels.enum_norm import INTERPRETED
-from bcnet.accel.kernels.norm import SIZES, activate, descend, moments, slopes
+from bcnet.accel.kernels.norm import SIZES, activate, descend, moments
 
 WIDEN = tl.constexpr(INTERPRETED)
 
@@ -105,50 +105,4 @@ def pointwise_back(
     mean, rstd, _, _ = moments(gamma, beta, sums, side, c, inside, M, C, eps)
     total = tl.sum(s, 0)
     _add(found + side * 2 * C, c, inside, C, total, (tl.sum(q, 0) - total * mean) * rstd)
-    tl.atomic_add(found_weight + place, dw, mask=both, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=SIZES)
-def widening_back(
-    g, y, x, weight, dx, gamma, beta, sums, found, found_weight, M, C, N, eps, rows_each,
-    ADD: tl.constexpr,
-    A: tl.constexpr, AO: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
-):  # fmt: skip
-    """The gradients of x (M, C), with ADD added to what is in ``dx``, and of the weight, from the gradient g (M, N) of
-    the norm of the product y, whose sums are known; BC is at least C and BO at least N. Of what is wide, g and y are
-    read once; the norm's gradient by itself, then a product for each of the two, would move five times as much as y."""
-    C, N = C * A, N * AO
-    side = tl.program_id(2)
-    c = tl.arange(0, BC)
-    o = tl.arange(0, BO)
-    inside, there = c < C, o < N
-    scale, _, slope, mean = slopes(gamma, beta, sums, found, side, o, there, M, N, eps)
-    both = there[:, None] & inside[None, :]
-    place = side * (N * C) + o[:, None] * C + c[None, :]
-    w = tl.load(weight + place, mask=both, other=0.0)
-    x += side.to(tl.int64) * M * C
-    dx += side.to(tl.int64) * M * C
-    g += side.to(tl.int64) * M * N
-    y += side.to(tl.int64) * M * N
-    dw = tl.zeros((BO, BC), tl.float32)
-    begin = tl.program_id(0) * rows_each
-    end = tl.minimum(begin + rows_each, M)
-    for start in range(begin, end, BM):
-        row = start + tl.arange(0, BM)
-        valid = row < end
-        if WIDE:
-            row = row.to(tl.int64)
-        wide = valid[:, None] & there[None, :]
-        narrow = valid[:, None] & inside[None, :]
-        at = row[:, None] * N + o[None, :]
-        t = tl.load(g + at, mask=wide, other=0.0).to(tl.float32)
-        v = tl.load(y + at, mask=wide, other=0.0).to(tl.float32)
-        d = tl.where(wide, t * scale[None, :] - (v * slope[None, :] + mean[None, :]), 0.0).to(w.dtype)
-        at = row[:, None] * C + c[None, :]
-        z = tl.load(x + at, mask=narrow, other=0.0)
-        dw = _product(tl.trans(d), z, dw)
-        out = _product(d, w, tl.zeros((BM, BC), tl.float32))
-        if ADD:
-            out += tl.load(dx + at, mask=narrow, other=0.0).to(tl.float32)
-        tl.store(dx + at, out.to(dx.dtype.element_ty), mask=narrow)
     tl.atomic_add(found_weight + place, dw, mask=both, sem="relaxed")

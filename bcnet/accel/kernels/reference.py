@@ -126,25 +126,6 @@ def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: T
     return Rows.whole(torch.stack(dx))
 
 
-def widens(outputs: int, inputs: int) -> bool:
-    """Whether :func:`widening_backward` is there for a weight of these channels."""
-    return True
-
-
-def widening_backward(
-    g: Rows, y: Rows, norm: Affine, x: Rows, weight: Tensor, found: Tensor, into: Rows | None
-) -> Rows:
-    """The gradient of x, added to ``into`` where that is given, from the gradient g of the ``norm`` of its product y,
-    once ``norm.found`` is known; that of the weight goes to the beginning (S, O, C) of ``found``."""
-    dy, matrix, products = norm_gradient([g], y, norm), _matrix(weight, x, y.channels), _matrix(found, x, y.channels)
-    dx = Rows.whole(torch.zeros_like(x.dense())) if into is None else into
-    for s in range(x.sides):
-        d = dy.of(s).float()
-        products[s] = d.t() @ x.of(s).float()
-        dx.of(s).copy_(dx.of(s).float() + d @ matrix[s].float())
-    return dx
-
-
 def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:
     """The gradient of cross entropy by logits (S, n, classes) + bias; its sum over images goes to the
     beginning (S, classes) of ``found``, the losses to their places."""
