@@ -18,7 +18,7 @@ from bcnet.errors import BcnetError, first_line
 from bcnet.space.export import Arguments, cause, export, tensors_in
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
-from bcnet.space.tidy import free_groups, inline, keep_contents, keep_saved, lift_numbers, mix_kernels, spell_out
+from bcnet.space.tidy import lift_numbers, tidy
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -105,12 +105,7 @@ def capture(
             f"batches of {batch} only, and it can have no supernet: its forward must not loop over the batch",
             stacklevel=4,
         )
-    inline(program.graph_module)
-    keep_contents(program.graph)
-    spell_out(program.graph)
-    keep_saved(program.graph)
-    free_groups(program.graph)
-    mix_kernels(program.graph)
+    tidy(program.graph_module)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {name: program.constants[target].detach() for name, target in lifted.items()}

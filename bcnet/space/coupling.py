@@ -53,10 +53,6 @@ class Coupling:
     fixed: tuple[tuple[str, str], ...]
     training: Coupling | None = None
 
-    def full(self, node: str, axis: int) -> int:
-        """The size of an axis of a node's output in the captured network."""
-        return self.sizes[node][0][axis].at([v.count for v in self.variables])
-
 
 def couple(
     capture: Capture,
@@ -274,19 +270,18 @@ class _Grouping:
 
     def _sizes(self, walk: Walk) -> dict[str, tuple[tuple[Size, ...], ...]]:
         """Node name to the sizes of its output axes (one row per output tensor)."""
-        sizes = {}
-        for node, value in walk.values.items():
-            rows = [tuple(self._size(v, a) for a in range(len(v.shape))) for v in values_in(value)]
-            sizes[node.name] = tuple(rows)
-        return sizes  # type: ignore[return-value]
+        return {
+            node.name: tuple(tuple(self._size(v, a) for a in range(len(v.shape))) for v in values_in(value))  # type: ignore[misc]
+            for node, value in walk.values.items()
+        }
 
     def _prefixes(self, walk: Walk) -> dict[str, Callable[[int, int], Size]]:
         """Node name to a function (axis, position) -> how many channels lie before that position."""
-        found: dict[str, Callable[[int, int], Size]] = {}
-        for node, value in walk.values.items():
-            if isinstance(value, Value) and value.layers:
-                found[node.name] = partial(self._prefix, value)
-        return found
+        return {
+            node.name: partial(self._prefix, value)
+            for node, value in walk.values.items()
+            if isinstance(value, Value) and value.layers
+        }
 
     def _prefix(self, value: Value, axis: int, position: int) -> Size:
         for layer in value.layers:

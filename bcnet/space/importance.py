@@ -133,7 +133,7 @@ def _weights(space: NetworkSpace, network: nn.Module) -> dict[str, Tensor]:
             raise BcnetError(
                 f"the parameter {name!r} holds numbers that are not finite: its channels have no importance"
             )
-    told = {v for name in weights if not _bias(name) for axis in space.coupling.axes[name] for v in axis.variables}
+    told = {v for name in weights if not _bias(name) for v in _variables(space, name)}
     return {name: w for name, w in weights.items() if not _bias(name) or not told.issuperset(_variables(space, name))}
 
 

@@ -27,7 +27,7 @@ from bcnet.space.coupling import Coupling, couple
 from bcnet.space.export import tensors_in
 from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.outputs import logits
-from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
+from bcnet.space.resize import draw, empty_state, find_attributes, resized, selected, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
 from bcnet.space.state import state_of
 from bcnet.space.widths import Side, Widths, WidthSpace, WidthVariable, candidates
@@ -278,14 +278,7 @@ class NetworkSpace(WidthSpace):
 
     def _from_graph(self, widths: Widths) -> GraphModule:
         units = self.units(widths)
-        tensors: dict[str, Tensor] = {}
-        tied: dict[int, Tensor] = {}
-        for name, old in self.state_of(self.model).items():
-            if id(old) not in tied:
-                axes = self.coupling.axes.get(name)
-                new = torch.empty(shape_at(axes, units) if axes else old.shape, dtype=old.dtype, device=old.device)
-                tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-            tensors[name] = tied[id(old)]
+        tensors = empty_state(self.state_of(self.model), self.coupling.axes, units)
         return graph_network(self.graph, self.slots, units, tensors)
 
     def from_graph(self, widths: Widths, source: nn.Module | None = None, kept: Kept | None = None) -> GraphModule:

@@ -88,16 +88,23 @@ def _grown(tensor: Tensor, axis: Axis, numbers: Numbers, units: Sequence[int]) -
     return torch.from_numpy(found).to(tensor)
 
 
+def empty_state(state: Mapping[str, Tensor], axes: Axes, units: Sequence[int]) -> dict[str, Tensor]:
+    """Tensors for ``state`` at ``units``, not yet filled; names that share a tensor share the new one, too."""
+    new: dict[int, Tensor] = {}
+    for name, old in state.items():
+        if id(old) not in new:
+            shape = shape_at(axes[name], units) if name in axes else old.shape
+            empty = torch.empty(shape, dtype=old.dtype, device=old.device)
+            new[id(old)] = nn.Parameter(empty, old.requires_grad) if isinstance(old, nn.Parameter) else empty
+    return {name: new[id(old)] for name, old in state.items()}
+
+
 def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], units: Sequence[int]) -> nn.Module:
     """A copy of ``template`` with empty parameters and the attributes of ``units`` (not yet initialised)."""
     network = duplicate(template)
-    tied: dict[int, nn.Parameter | Tensor] = {}
-    for name, old in state_of(network, axes).items():
-        if name in axes:
-            if id(old) not in tied:
-                new = torch.empty(shape_at(axes[name], units), dtype=old.dtype, device=old.device)
-                tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-            _replace(network, name, tied[id(old)])
+    state = {name: tensor for name, tensor in state_of(network, axes).items() if name in axes}
+    for name, tensor in empty_state(state, axes, units).items():
+        _replace(network, name, tensor)
     for attribute in attributes:
         attribute.set(network, units)
     for path, module in network.named_modules():

@@ -11,6 +11,13 @@ import torch
 from torch import Tensor, fx
 
 
+def tidy(module: fx.GraphModule) -> None:
+    """All of this, in the order in which one step builds on another."""
+    inline(module)
+    for step in (keep_contents, spell_out, keep_saved, free_groups, mix_kernels):
+        step(module.graph)
+
+
 def inline(module: fx.GraphModule) -> None:
     """Put the body of every block of ``no_grad`` or ``autocast`` in its place; no gradient leaves the former."""
     graph = module.graph
@@ -171,22 +178,7 @@ def mix_kernels(graph: fx.Graph) -> None:
                 graph.erase_node(old)
 
 
-_SAVED = [
-    f"aten::{name}"
-    for name in [
-        "exp",
-        "sigmoid",
-        "tanh",
-        "softmax",
-        "log_softmax",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "relu",
-        "elu",
-        "selu",
-    ]
-]
+_SAVED = ["exp", "sigmoid", "tanh", "softmax", "log_softmax", "sqrt", "rsqrt", "reciprocal", "relu", "elu", "selu"]
 
 
 def keep_saved(graph: fx.Graph) -> None:
@@ -196,7 +188,7 @@ def keep_saved(graph: fx.Graph) -> None:
         source = node.args[0] if node.args else None
         if schema is None or not schema.name.endswith("_") or not isinstance(source, fx.Node):
             continue
-        saved = getattr(getattr(source.target, "_schema", None), "name", "") in _SAVED
+        saved = getattr(getattr(source.target, "_schema", None), "name", "").removeprefix("aten::") in _SAVED
         twin = getattr(getattr(torch.ops.aten, schema.name[6:-1], None), schema.overload_name or "default", None)
         if saved and twin is not None and all(user <= node for user in source.users):
             node.target = twin

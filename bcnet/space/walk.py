@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from bcnet.space.capture import Capture
+from bcnet.space.export import tensors_in
 from bcnet.space.labels import Links, Value, along
 from bcnet.space.operators import Call, shapes
 from bcnet.space.operators.base import Asked
@@ -82,7 +83,7 @@ class Walk:
             return args[0][args[1]]
         val = node.meta.get("val")
         many = isinstance(val, (list, tuple))
-        outs = tuple(shape_of(v) for v in _leaves(val))
+        outs = tuple(shape_of(v) for v in tensors_in(val))
         if not outs:
             number = isinstance(val, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
             return concrete(val) if number else None
@@ -168,11 +169,6 @@ def _pointwise(target: Any) -> bool:
 def _run_on(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], layer: Tensor) -> Tensor:
     result: Tensor = target(layer, *args[1:], **kwargs)
     return result
-
-
-def _leaves(val: Any) -> list[Tensor]:
-    items = val if isinstance(val, (list, tuple)) else [val]
-    return [v for v in items if isinstance(v, Tensor)]
 
 
 def values_in(tree: Any) -> Iterable[Value]:

@@ -11,10 +11,8 @@ from bcnet.space.operators import channelwise, movement, products, shapes
 from bcnet.space.operators.base import Call
 from bcnet.space.operators.table import OPERATORS, Operator, Site, register, rule
 
-for (
-    _name,
-    _entry,
-) in OPERATORS.items():  # nothing to count; of a user's entry that says nothing, torch's counter is asked
+# Whatever says nothing of its products here has none; torch's counter is asked about a user's entry that says nothing.
+for _name, _entry in OPERATORS.items():
     OPERATORS[_name] = replace(_entry, macs=_entry.macs or (lambda site: ()), taught=False)
 
 __all__ = ["OPERATORS", "Call", "Operator", "Site", "channelwise", "movement", "products", "register", "rule", "shapes"]

@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from bcnet.space.labels import Value, along, varying, vector
-from bcnet.space.operators.base import Call, labels_along, together
+from bcnet.space.operators.base import Call, row, together
 from bcnet.space.operators.products import drops_whole_groups, group_size
 from bcnet.space.operators.table import Hole, Site, rule
 
@@ -26,11 +26,10 @@ def batch_norm(call: Call) -> Value:
 @rule("aten::group_norm", sizes=lambda site: group_size(site, "num_groups", site.out[1]))
 def group_norm(call: Call) -> Value:
     x, groups = call.value("input"), int(call.args["num_groups"])
-    labels = labels_along(x, 1)
     for name in ("weight", "bias"):
         call.agree(x, 1, call.args.get(name), 0)
-    if labels is not None and groups > 1:
-        rows = labels.reshape(groups, -1)
+    if groups > 1:
+        rows = row(x, 1).reshape(groups, -1)
         whole = drops_whole_groups(groups, rows.shape[1], rows.shape[1])
         call.links.link(rows, rows[:, :1] if whole else rows[:1], f"{call.where} normalises it in groups")
     return x
@@ -96,10 +95,10 @@ upsample_bilinear2d"""
 @rule(*(f"aten::{name}" for name in _SAME.split()))
 @rule(*(f"aten::{name}" for name in _SAME_SHARED.split()), shares="channels")
 @rule("aten::dropout", shares="channels", fuses="dropout")
-def same(call: Call) -> Value | list[Value]:
+def same(call: Call) -> list[Value]:
     """Channels pass through untouched; extents of other axes may change."""
     x = call.values()[0]
-    return [call.carry(x, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(x)
+    return [call.carry(x, shape) for shape in call.shapes]
 
 
 @rule("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::to", "aten::_to_copy")
@@ -123,12 +122,11 @@ _MAX_POOLS = [name for d in (1, 2, 3) for name in (f"aten::max_pool{d}d_with_ind
 @rule("aten::adaptive_avg_pool2d", shares="channels", fuses="pool")  # the last word, as decorators go upwards
 @rule(*_POOLS, shares="channels")
 @rule(*_MAX_POOLS)
-def pool(call: Call) -> Value | list[Value]:
+def pool(call: Call) -> list[Value]:
     """As :func:`same`; a window that slides over the channels themselves (local response norm) belongs to its middle
     one."""
-    x = call.values()[0]
-    moved = _middles(call, x)
-    return [call.carry(moved, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(moved)
+    moved = _middles(call, call.values()[0])
+    return [call.carry(moved, shape) for shape in call.shapes]
 
 
 def _middles(call: Call, x: Value) -> Value:
@@ -167,21 +165,14 @@ def prelu(call: Call) -> Value:
 @rule("aten::glu")
 def glu(call: Call) -> Value:
     x, dim = call.value("self"), call.axis()
-    labels = labels_along(x, dim)
-    if labels is not None:
-        halves = labels.reshape(2, -1)
-        call.links.link(halves, halves[:1], f"{call.where} splits it into equal parts")
+    call.alike(x, dim, 2, "splits it into equal parts")
     return x.map(lambda t: t.narrow(dim, 0, x.shape[dim] // 2))
 
 
 @rule("aten::topk", "aten::sort", "aten::argsort", "aten::cummax", "aten::cummin")
 def ordered(call: Call) -> list[Value]:
     """Elements put in order along one axis, of which all must stay."""
-    x, dim = call.value("self"), call.axis()
-    for layer in x.layers:
-        if dim in varying(layer):
-            call.fixed(layer, "it puts these channels in order")
-    kept = Value(x.shape, tuple(layer for layer in x.layers if dim not in varying(layer)))
+    kept = call.fixed_along(call.value("self"), {call.axis()}, "it puts these channels in order")
     return [call.carry(kept, shape) for shape in call.shapes]
 
 
@@ -193,20 +184,13 @@ def fourier(call: Call) -> Value:
     """Fourier transforms mix the axes they run over."""
     x, dims = call.value("self"), call.args.get("dim")
     axes = range(len(x.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
-    mixed = {a % len(x.shape) for a in axes}
-    for layer in x.layers:
-        if mixed & set(varying(layer)):
-            call.fixed(layer, "it mixes these channels")
-    return call.carry(Value(x.shape, tuple(layer for layer in x.layers if not mixed & set(varying(layer)))))
+    return call.carry(call.fixed_along(x, {a % len(x.shape) for a in axes}, "it mixes these channels"))
 
 
 @rule("aten::view_as_complex")
 def as_complex(call: Call) -> Value:
     x = call.value("self")
-    for layer in x.layers:
-        if len(x.shape) - 1 in varying(layer):
-            call.fixed(layer, "it has the real and the imaginary part")
-    return x.map(lambda t: t[..., 0])
+    return call.fixed_along(x, {len(x.shape) - 1}, "it has the real and the imaginary part").map(lambda t: t[..., 0])
 
 
 @rule("aten::view_as_real")

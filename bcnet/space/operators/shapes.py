@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from bcnet.space.axis import Size
 from bcnet.space.labels import Value, along, settle, shrink, varying
-from bcnet.space.operators.base import Call
+from bcnet.space.operators.base import Call, leading, spread
 from bcnet.space.operators.table import Hole, Site, rule
 
 INFERRED = Size(-1)  # the one size of a view that torch works out itself
@@ -82,8 +82,7 @@ def _elastic(call: Call, layer: Tensor) -> bool:
 
 def _blown_up(call: Call, x: Value, layers: list[Tensor]) -> Value:
     """What is blown up from one element (a blur kernel, a group's deviation) takes any size: fresh labels."""
-    padded = (1,) * (len(call.shape) - len(x.shape)) + x.shape
-    for axis, (old, new) in enumerate(zip(padded, call.shape, strict=True)):
+    for axis, (old, new) in enumerate(zip(leading(x.shape, len(call.shape)), call.shape, strict=True)):
         if old == 1 < new:
             labels = call.links.fresh(new)
             call.links.elastic.update(labels.tolist())
@@ -95,19 +94,13 @@ def _blown_up(call: Call, x: Value, layers: list[Tensor]) -> Value:
 @rule("aten::expand", "aten::broadcast_to", sizes=_shape_sizes)
 def expand(call: Call) -> Value:
     x = call.value("self")
-    padded = (1,) * (len(call.shape) - len(x.shape)) + x.shape
-    return _blown_up(call, x, [layer.reshape(padded).expand(call.shape) for layer in x.layers])
+    return _blown_up(call, x, spread(x, call.shape))
 
 
 @rule("aten::broadcast_tensors")
 def broadcast(call: Call) -> list[Value]:
     """All tensors in one shape."""
-    found = []
-    for value in call.args["tensors"]:
-        padded = [1] * (len(call.shape) - len(value.shape)) + list(value.shape)
-        layers = (layer.reshape(padded).expand(call.shape) for layer in value.layers)
-        found.append(Value(call.shape, tuple(layers)))
-    return found
+    return [Value(call.shape, tuple(spread(value, call.shape))) for value in call.args["tensors"]]
 
 
 def _repeat_sizes(site: Site) -> Iterator[Hole]:
