@@ -1,7 +1,7 @@
 """CIFAR-10 from a folder in any of its three forms: binary, pickled batches, or parquet files.
 
-All are brought into rows of the official binary form, one label and 3,072 pixel values (channels, rows, columns).
-Parquet holds compressed images, so their rows are kept in the user's cache once decoded.
+All are turned into rows of the official binary form: one label and 3,072 pixel values (channels, rows, columns).
+Parquet holds compressed images, so their rows are cached once decoded.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _read_binary(path: Path) -> Rows:
 
 
 class _PickledDtype:
-    """Stands in for numpy.dtype while unpickling; only unsigned bytes are known."""
+    """Stands in for numpy.dtype while unpickling; it accepts unsigned bytes only."""
 
     def __init__(self, kind: str | bytes, *_: object):
         if kind not in ("u1", b"u1"):
@@ -148,7 +148,7 @@ class _CifarUnpickler(pickle.Unpickler):
 
 
 def _check_memo(data: bytes) -> None:
-    """A few bytes can ask for a memo of gigabytes: places in it may not be more than the bytes of the file."""
+    """A few bytes can ask for a memo of gigabytes, so its indices may not exceed the size of the file."""
     for operation, argument, _ in pickletools.genops(data):
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(data):
             raise pickle.UnpicklingError("it asks for more memory than it can need")
@@ -191,7 +191,7 @@ def _read_parquet(path: Path) -> Rows:
 
 
 def _read_cached(path: Path) -> Rows | None:
-    """Decoded rows, which stand behind their digest; None where they are not what was written."""
+    """Decoded rows, stored after their digest; None where they are not what was written."""
     try:
         data = read_regular(path)
     except OSError:
@@ -218,7 +218,7 @@ def _decode_parquet(path: Path) -> Rows:
             table = file.read()
         names = table.column_names
         labels = table["label"].to_pylist() if "label" in names else []
-    except (pyarrow.ArrowException, OSError, ValueError) as error:  # texts may be no UTF-8
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # strings may not be UTF-8
         if isinstance(error, BcnetError):
             raise
         reason = first_line(error)

@@ -1,7 +1,7 @@
 """What a person sees while bcnet works: bars on a terminal, plain lines elsewhere, both on stderr.
 
-Whatever takes long tells a :class:`Listener` of its stages and steps. A training does so through
-:func:`training_steps`, which reads the loss a few times a second only: reading it waits for the device.
+Whatever takes long tells a :class:`Listener` about its stages and steps. Training does so through
+:func:`training_steps`, which reads the loss only a few times a second, because reading it waits for the device.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Figures = Mapping[str, float]
 
 
 class Listener:
-    """Hears how work gets on; this one is silent. ``at`` is the work it was told of last."""
+    """Hears how work is going; this one is silent. ``at`` is the work it last heard of."""
 
     at = ""
 
     def expect(self, seconds: Mapping[str, float]) -> None:
-        """How long every stage to come will take, by plan."""
+        """How long each coming stage is planned to take."""
 
     def stage(self, name: str, about: str) -> None:
         """A stage begins."""
@@ -50,7 +50,7 @@ class Listener:
         """Something a person should know."""
 
     def close(self) -> None:
-        """Nothing more will be told."""
+        """There is nothing more to hear."""
 
 
 class Lines(Listener):
@@ -80,7 +80,7 @@ class Lines(Listener):
         if self._stop:
             raise KeyboardInterrupt
         now = time.monotonic()
-        if name != self.at:  # it begins, or goes on after other work: the time between is not its own
+        if name != self.at:  # it begins, or resumes after other work whose time is not its own
             self._pace[name], self.at = Pace(now, done), name
         left = self._pace[name](now, done, total)
         self._figures[name] = figures or self._figures.get(name, {})
@@ -140,8 +140,8 @@ class Bars(Lines):
 
 
 class Journey:
-    """How far a whole run is: its plan, seconds by stage, and a clock. Stages that took longer than planned, or
-    shorter, stretch what is still to come."""
+    """How far a whole run has got: its plan, in seconds by stage, and a clock. Stages that took longer or shorter than
+    planned scale the estimate of what is still to come."""
 
     def __init__(self, planned: Mapping[str, float], now: float):
         self._planned, self._now, self._since = dict(planned), "", now
@@ -158,7 +158,7 @@ class Journey:
 
     def left(self, now: float) -> float:
         """Seconds until the end."""
-        stretch = (self._took + self._sure) / (self._done + self._sure)  # short stages say little
+        stretch = (self._took + self._sure) / (self._done + self._sure)  # short stages tell little
         here = max(0.0, stretch * self._planned.get(self._now, 0.0) - (now - self._since))
         return here + stretch * sum(seconds for name, seconds in self._planned.items() if name != self._now)
 
@@ -169,13 +169,13 @@ class Journey:
 
 
 class Pace:
-    """How long the rest will take; begun at a time with so much ``done``."""
+    """Estimates how long the rest will take, from a start at which ``done`` steps were done."""
 
     def __init__(self, now: float, done: int):
         self._last, self._done, self._each = now, done, 0.0
 
     def __call__(self, now: float, done: int, total: int) -> float:
-        """Seconds left. A step's time changes with the widths it trains, hence a running mean over seconds."""
+        """Seconds left. The time of a step changes with the widths it trains, hence a running mean."""
         if done > self._done and (now - self._last >= READ_EVERY or not self._each):
             each = (now - self._last) / (done - self._done)
             self._each = 0.8 * self._each + 0.2 * each if self._each else each
@@ -184,9 +184,9 @@ class Pace:
 
 
 class TensorBoard(Listener):
-    """Also writes all figures as TensorBoard's scalars, one curve per kind of work under ``folder``.
+    """Also writes all figures as TensorBoard scalars, one curve per kind of work under ``folder``.
 
-    A resumed run goes on there; what a stopped one wrote after its last checkpoint is hidden.
+    A resumed run continues the curves; what it wrote after the checkpoint it resumes from is hidden.
     """
 
     def __init__(self, listener: Listener, folder: str | Path):
@@ -220,7 +220,7 @@ class TensorBoard(Listener):
 
 
 class TrainingStep(Protocol):
-    """What a training tells after each step (:class:`bcnet.training.loop.Progress`)."""
+    """What training reports after each step (:class:`bcnet.training.loop.Progress`)."""
 
     step: int
     steps: int
@@ -233,9 +233,9 @@ class TrainingStep(Protocol):
 
 
 def training_steps(listener: Listener, name: str) -> Callable[[TrainingStep], None]:
-    """A callback for ``train_supernet`` and ``retrain`` that tells ``listener`` how they get on.
+    """A callback for ``train_supernet`` and ``retrain`` that tells ``listener`` how they are going.
 
-    Of several processes the first tells it for all.
+    Of several processes, the first speaks for all.
     """
     last, images, begun = time.monotonic(), 0, False
 
@@ -244,13 +244,13 @@ def training_steps(listener: Listener, name: str) -> Callable[[TrainingStep], No
         rank, processes = _world()
         if rank > 0:
             return
-        if begun and listener.at != name:  # it goes on after other work, whose time is not its own
+        if begun and listener.at != name:  # it resumes after other work whose time is not its own
             last, images = time.monotonic(), -now.images * processes
         images, begun = images + now.images * processes, True
         figures: dict[str, float] = {}
         if time.monotonic() - last >= READ_EVERY or now.step == now.steps:
             loss = now.loss
-            passed = max(time.monotonic() - last, 1e-9)  # with the wait for the device
+            passed = max(time.monotonic() - last, 1e-9)  # includes the wait for the device
             figures = {"loss": loss, "lr": now.rate, **({"images/s": images / passed} if images else {})}
             last, images = time.monotonic(), 0
         listener.step(name, now.step, now.steps, figures)
@@ -269,7 +269,7 @@ def shown() -> Iterator[Listener]:
         listener.ask_to_stop()
         listener.note("stopping after this step; Ctrl-C again stops at once")
 
-    # Only the main thread may set handlers; elsewhere Ctrl-C acts as it always does.
+    # Only the main thread may set handlers; in others Ctrl-C acts as usual.
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, interrupt) if main else None
     try:
