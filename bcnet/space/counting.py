@@ -194,9 +194,7 @@ def _storages(capture: Capture) -> dict[fx.Node, fx.Node]:
 def _bytes(node: fx.Node, capture: Capture, coupling: Coupling) -> np.ndarray:
     """``[constant, coefficient per variable]`` in channels, shape (1 + L,)."""
     row = np.zeros(1 + len(coupling.variables))
-    values = node.meta["val"] if isinstance(node.meta["val"], (list, tuple)) else [node.meta["val"]]
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    for sizes, value in zip(coupling.sizes[node.name], tensors, strict=False):
+    for sizes, value in zip(coupling.sizes[node.name], tensors_in(node.meta["val"]), strict=False):
         constant, slope = _linear(sizes, coupling)
         weight = value.element_size() / capture.batch
         row[0] += constant * weight
@@ -206,7 +204,7 @@ def _bytes(node: fx.Node, capture: Capture, coupling: Coupling) -> np.ndarray:
 
 
 def _linear(sizes: Sequence[Size], coupling: Coupling) -> tuple[int, dict[int, int]]:
-    full = [v.count for v in coupling.variables]
+    full = coupling.counts
     varying = [s for s in sizes if s.terms]
     fixed = prod(s.constant for s in sizes if not s.terms)
     if not varying:

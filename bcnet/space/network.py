@@ -250,7 +250,7 @@ class NetworkSpace(WidthSpace):
         """How many units of each variable a state of these shapes (the original's or a supernet's) holds, from one
         equation per axis, ``constant + sum(repeat * units) = size``; what these leave open is as in the original, or as
         in a supernet of ``bcv2``."""
-        full = np.array([v.count for v in self.coupling.variables])
+        full = np.array(self.coupling.counts)
         sizes = {(axis.size, shapes[name][dim]): name for name, dim, axis in self._varying_axes() if name in shapes}
         for usual in (full, np.array(self.units(self.max + self.min))):
             if all(size.at(usual) == n for size, n in sizes):

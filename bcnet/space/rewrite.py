@@ -21,7 +21,7 @@ from bcnet.space.coupling import Coupling
 from bcnet.space.operators.table import Site, bind, find, name_of
 from bcnet.space.walk import layer_of
 
-CONSTANT = "constant_"  # begins the names of buffers that hold tensors which the forward pass makes of numbers
+CONSTANT = "constant_"  # begins the names of buffers for tensors that the forward creates from numbers
 STRUCTURED = "bcnet_structured"
 
 
@@ -52,7 +52,7 @@ def slots(capture: Capture, coupling: Coupling) -> tuple[Slot, ...]:
         entry = find(node.target) if node.op == "call_function" else None
         if entry is not None and entry.sizes is not None:
             for name, item, full, size in entry.sizes(Site(node, coupling)):
-                if isinstance(full, int) and (size.terms or full < 0):  # else it depends on the batch
+                if isinstance(full, int) and (size.terms or full < 0):  # otherwise it depends on the batch
                     found.append(Slot(node, name, item, full, size))
     return tuple(found)
 
@@ -140,7 +140,7 @@ def graph_network(
     module = GraphNetwork(root, graph, class_name="GraphNetwork")
     kept = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in tensors.items():
-        if name not in kept:  # what the graph does not read (a counter of batches, a head for training) stays too
+        if name not in kept:  # what the graph does not read (a batch counter, a head for training) is kept, too
             put(module, name, tensor)
     return module.train()
 
@@ -149,7 +149,7 @@ _TAKEN = set(dir(fx.GraphModule)) - set(dir(nn.Module)) - {"code"}
 
 
 class GraphNetwork(fx.GraphModule):
-    """A module of the captured graph; a layer of the network that is called ``code`` hides the graph's own."""
+    """A module of the captured graph; a layer called ``code`` takes precedence over the attribute of that name."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "code":
@@ -159,7 +159,7 @@ class GraphNetwork(fx.GraphModule):
 
 
 class Structured(nn.Module):
-    """Outputs of a graph put together as the network's own forward gives them."""
+    """Puts the outputs of a graph together as the network's own forward returns them."""
 
     def __init__(self, spec: TreeSpec):
         super().__init__()
@@ -170,7 +170,7 @@ class Structured(nn.Module):
 
 
 def is_plain(spec: TreeSpec) -> bool:
-    """Whether outputs are a tensor, or a tuple of tensors, as a graph gives them anyway."""
+    """Whether outputs are a tensor or a tuple of tensors, which a graph returns anyway."""
     return spec.is_leaf() or (spec.type is tuple and all(child.is_leaf() for child in spec.children()))
 
 
@@ -187,7 +187,7 @@ def follow_training_mode(graph: fx.Graph) -> None:
 
 
 def _training_flag(node: fx.Node) -> str | None:
-    """The argument that says whether a batch norm with statistics of its own, or a dropout, is in training."""
+    """The argument that says whether a dropout, or a batch norm with running statistics, is in training mode."""
     name = name_of(node.target)
     if name == "aten::batch_norm":
         return "training" if bind(node.target, node.args, node.kwargs)["running_mean"] is not None else None
@@ -195,9 +195,9 @@ def _training_flag(node: fx.Node) -> str | None:
 
 
 def put(root: nn.Module, name: str, tensor: Tensor | nn.Parameter | None) -> None:
-    """Set the parameter or buffer ``name`` of ``root``, making modules on the way.
+    """Set the parameter or buffer ``name`` of ``root``, creating modules on the way.
 
-    They are held under their names whatever ``root`` itself has by these: a network may have a layer called ``state``.
+    Names do not collide with attributes that ``root`` itself has: a network may have a layer called ``state``.
     """
     *path, leaf = name.split(".")
     module: Any = root

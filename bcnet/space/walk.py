@@ -1,4 +1,4 @@
-"""One walk through a network's graph: labels in at its parameters, along its operators, links out."""
+"""One walk through a network's graph: labels enter at its parameters, follow its operators, and leave links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from bcnet.space.capture import Capture
 from bcnet.space.export import tensors_in
 from bcnet.space.labels import Links, Value, along
-from bcnet.space.operators import Call, shapes
+from bcnet.space.operators import Call
 from bcnet.space.operators.base import Asked
 from bcnet.space.operators.table import Operator, bind, find, name_of
 
@@ -25,8 +25,8 @@ Dim = tuple[str, int]
 class Walk:
     """Propagates labels through the graph, node by node.
 
-    ``kernels`` are parameter dimensions that never vary; ``links`` and ``labels`` (parameter dimension to labels)
-    of an ``earlier`` walk are gone on with.
+    ``kernels`` are parameter dimensions that never vary; the ``links`` and ``labels`` (parameter dimension to labels)
+    of an ``earlier`` walk are continued.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Walk:
         shape = tuple(self.state[name].shape)
         layers = []
         for axis, n in enumerate(shape):
-            if n > 1 and node.users and (name, axis) not in self.kernels:  # what nothing reads stays as it is
+            if n > 1 and node.users and (name, axis) not in self.kernels:  # what nothing reads stays unchanged
                 if (name, axis) not in self.labels:
                     self.labels[name, axis] = self.links.fresh(n)
                 layers.append(along(self.labels[name, axis], axis, shape))
@@ -88,7 +88,7 @@ class Walk:
             number = isinstance(val, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
             return concrete(val) if number else None
         labelled = any(value.layers for value in values_in((args, kwargs)))
-        if labelled or _makes_labels(node.target):
+        if labelled or find(node.target) is not None:  # expanding a tensor, or creating one, makes labels
             result = self._apply(node, args, kwargs, outs)
         else:
             result = [Value(shape) for shape in outs]
@@ -112,8 +112,8 @@ class Walk:
         return _keep(call, f"operator {name_of(target)} is unknown to bcnet")
 
     def _couple(self, known: Operator, call: Call) -> Value | list[Value]:
-        """What the table's rule says; a call that the rule has no eye for keeps its channels, and so does a tensor that
-        a user's rule does not look at."""
+        """Apply the rule of the table; a call that it does not cover keeps its channels, and so does a tensor that a
+        user's rule does not look at."""
         asked = Asked(call.args)
         try:
             result = known.couple(replace(call, args=asked))
@@ -138,11 +138,6 @@ def _keep(call: Call, why: str) -> list[Value]:
     for value in call.values():
         call.fixed(value, why)
     return [Value(shape) for shape in call.shapes]
-
-
-def _makes_labels(target: Any) -> bool:
-    """Expanding or making a constant makes labels where there were none."""
-    return find(target) is not None and find(target).couple in (shapes.expand, shapes.repeat, shapes.factory)  # type: ignore[union-attr]
 
 
 def _unknown(target: Any, call: Call) -> str:
@@ -183,7 +178,7 @@ def values_in(tree: Any) -> Iterable[Value]:
 
 
 def concrete(value: Any) -> Any:
-    """A number for a symbol: its value in the example, or 1 where only the data tells (``nonzero``)."""
+    """A number for a symbol: its value in the example, or 1 where it depends on the data (``nonzero``)."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return 1 if value.node.hint is None else value.node.hint
     return value

@@ -1,7 +1,8 @@
-"""What a rule works with: the call of an operator, and the ways channels of its tensors can meet."""
+"""What a rule works with: the call of an operator, and the ways in which channels of its tensors can meet."""
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,35 +13,27 @@ from torch import Tensor
 from bcnet.space.labels import Links, Value, shrink, varying, vector
 
 
-class Asked(dict[str, Any]):
-    """Arguments of a call by name that remember which of them a rule has asked for."""
+class Asked(UserDict[str, Any]):
+    """The arguments of a call by name; remembers the ``names`` of those that a rule has asked for."""
 
     def __init__(self, args: Mapping[str, Any]):
-        super().__init__(args)
         self.names: set[str] = set()
+        super().__init__(args)
 
     def __getitem__(self, name: str) -> Any:
         self.names.add(name)
         return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.names.add(name)
-        return super().get(name, default)
-
-    def values(self) -> Any:
-        self.names.update(self)
-        return super().values()
 
 
 @dataclass(frozen=True)
 class Call:
     """One operator call: its arguments by the names of its schema, tensors as :class:`Value`.
 
-    ``run`` runs the operator on another first tensor; ``batch`` is the batch size where the number of groups is that.
+    ``run`` runs the operator on another first tensor; ``batch`` is the batch size if that is the number of groups.
     """
 
     links: Links
-    args: dict[str, Any]
+    args: Mapping[str, Any]
     shapes: tuple[tuple[int, ...], ...]
     where: str
     run: Callable[..., Any]
@@ -106,7 +99,7 @@ class Call:
             self.links.fix(layer, f"{self.where}: {why}")
 
     def fixed_along(self, value: Value, axes: set[int], why: str) -> Value:
-        """Keep all channels that lie along ``axes``, and give ``value`` with its other channels only."""
+        """Keep all channels that lie along ``axes``; returns ``value`` with only its other channels."""
         free = []
         for layer in value.layers:
             if axes.isdisjoint(varying(layer)):

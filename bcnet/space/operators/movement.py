@@ -58,7 +58,7 @@ def split(call: Call) -> list[Value]:
         _pin(call, x, dim, start, n)
     asked = call.args.get("split_sizes", call.args.get("split_size"))
     if len(set(sizes)) == 1 and not isinstance(asked, (list, tuple)):
-        # An equal split stays equal, as the network's own code says it.
+        # An equal split stays equal, since that is what the network's own code says.
         call.alike(x, dim, len(sizes), "splits it into equal parts")
     return parts
 
@@ -78,7 +78,7 @@ def select(call: Call) -> Value:
 
 
 def _pin(call: Call, x: Value, dim: int, start: int, n: int) -> None:
-    """A part of ``n`` channels that is a single one is fixed: nothing could tell it from no channel at all."""
+    """A part of ``n`` channels is fixed if it is a single one, which cannot get any narrower."""
     if n == 1:
         call.fixed(row(x, dim)[start : start + 1], "it picks single channels by number")
 
@@ -128,7 +128,7 @@ def movement(call: Call) -> Value:
 
 @rule("aten::roll")
 def roll(call: Call) -> Value:
-    """Channels that come round at the end are others where there are fewer."""
+    """With fewer channels, others would wrap around."""
     x = call.value("self")
     rolled = {d % len(x.shape) for d in call.args["dims"] or range(len(x.shape))}
     return call.fixed_along(x, rolled, "it moves channels round").map(call.run)
@@ -136,7 +136,7 @@ def roll(call: Call) -> Value:
 
 @rule("aten::channel_shuffle", "aten::native_channel_shuffle")
 def channel_shuffle(call: Call) -> Value:
-    """Every group must keep as many channels as the others, in the same places."""
+    """All groups must keep the same channels."""
     x = call.value("self")
     call.alike(x, 1, int(call.args["groups"]), "shuffles it in groups")
     return x.map(call.run)
@@ -168,7 +168,7 @@ _PADS = [f"aten::{kind}_pad{d}d" for kind in ("reflection", "replication") for d
 
 @rule("aten::constant_pad_nd", "aten::pad", *_PADS, sizes=_pad_sizes)
 def pad(call: Call) -> Value:
-    """Padding of the channel axis adds as many zero channels as the next layer asks for: fresh labels."""
+    """Padding of the channel axis adds as many zero channels as the next layer needs: fresh labels."""
     x, amounts = call.value("self"), list(call.args["pad" if "pad" in call.args else "padding"])
     layers: list[Tensor] = []
     for layer in x.layers:
@@ -242,7 +242,7 @@ def embedding(call: Call) -> Value:
 
 @rule("aten::index")
 def index(call: Call) -> Value:
-    """``x[:, table]``: channels in the order of a buffer move; other indexed axes keep all they have."""
+    """``x[:, table]``: channels are put in the order of a buffer; any other indexed axis keeps all its channels."""
     x, picks = call.value("self"), list(call.args["indices"])
     used = [axis for axis, pick in enumerate(picks) if pick is not None]
     if len(used) == 1 and (moved := _reordered(call, x, used[0], picks[used[0]])) is not None:
@@ -252,7 +252,7 @@ def index(call: Call) -> Value:
     free = call.fixed_along(x, set(used), "it picks single channels by number")
     at = [None if p is None else torch.zeros(p.shape, dtype=torch.int64) for p in picks]
     layers = tuple(torch.ops.aten.index.Tensor(layer, at) for layer in free.layers)
-    if any(tuple(layer.shape) != call.shape for layer in layers):  # a mask picks as many as it likes
+    if any(tuple(layer.shape) != call.shape for layer in layers):  # a mask picks any number
         call.fixed(free, "a mask picks elements of it")
         return Value(call.shape)
     return Value(call.shape, layers)
@@ -268,8 +268,8 @@ def index_select(call: Call) -> Value:
 
 
 def _reordered(call: Call, x: Value, dim: int, pick: Value) -> Value | None:
-    """The channels of ``x`` that a buffer of numbers picks, each entry of which goes with its channel; None where there
-    is no such buffer, or no channels."""
+    """The channels of ``x`` that a buffer of indices picks, each entry of which goes with its channel; None if there is
+    no such buffer, or no channels."""
     labels, entries = labels_along(x, dim), labels_along(pick, 0)
     if pick.numbers is None or labels is None or entries is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from bcnet.space.operators.table import Hole, Site, register, rule
 
 
 def drops_whole_groups(groups: int, per_group_in: int, per_group_out: int) -> bool:
-    """A grouped layer loses whole groups (depthwise, ResNeXt) or channels of each group, whichever is finer."""
+    """Whether a grouped layer loses whole groups (depthwise, ResNeXt), not channels of each group: the finer choice."""
     return groups >= min(per_group_in, per_group_out)
 
 
@@ -31,7 +31,7 @@ def group_size(site: Site, name: str, source: Size) -> Iterator[Hole]:
 
 
 def _spatial(site: Site) -> int:
-    """Axes behind that of the channels."""
+    """The number of axes after that of the channels."""
     return len(site.of("weight")) - 2 if "groups" in site.args else len(site.out) - 2
 
 
@@ -76,7 +76,7 @@ def _convolution(call: Call, out_axis: int, in_axis: int) -> Value:
     for layer in x.layers:
         axes = varying(layer)
         if axes != (channels,) and all(x.shape[a] == call.shape[a] for a in axes) and len(axes) == 1:
-            # A convolution along the channels themselves (efficient channel attention) takes as many as come.
+            # A convolution along the channels themselves (efficient channel attention) takes any number of them.
             layers.append(along(vector(layer, axes[0]), axes[0], call.shape))
         elif axes != (channels,):
             call.fixed(layer, "a convolution runs over this axis")
@@ -87,8 +87,8 @@ def _grouped(call: Call, given: Tensor, weight: Value, out_axis: int) -> Tensor:
     """Link a grouped convolution's channels, those ``given`` (n_in,), and return its output labels (n_out,).
 
     Either whole groups go (input and output channels of one group together), or every group loses the
-    same channels, as it must where every image of a batch has a group and a kernel of its own. A transposed
-    weight (in, out/groups) has the grouped axis on the other side.
+    same channels, as it must if every image of a batch has its own group and kernel. In a transposed weight
+    (in, out/groups) the grouped axis is that of the inputs.
     """
     groups = int(call.args["groups"])
     per_group = (weight.shape[1], weight.shape[0] // groups)
@@ -130,7 +130,7 @@ _FACTORS = [
 ]
 
 
-def _factors(args: dict[str, object]) -> tuple[str, str]:
+def _factors(args: Mapping[str, object]) -> tuple[str, str]:
     return next(pair for pair in _FACTORS if set(pair) <= set(args))
 
 
@@ -138,7 +138,7 @@ _PRODUCTS = "matmul linalg_matmul mm bmm mv dot vdot addmm baddbmm addmv"
 
 
 def _matmul_macs(site: Site) -> list[list[Size]]:
-    """Products of two matrices: with a vector torch's counter, whose convention this is, counts none."""
+    """Products of two matrices; torch's counter, whose convention this is, counts none with a vector."""
     rows, columns = (site.of(name) for name in _factors(site.args))
     return [[*site.out, rows[-1]]] if len(rows) > 1 and len(columns) > 1 else []
 
@@ -196,7 +196,7 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str
 
 
 def _einsum_macs(site: Site) -> Iterator[list[Size]]:
-    """Products pair by pair, as torch multiplies: along its path, else from the front, the result put last."""
+    """Products pair by pair, as torch multiplies: along its path, or else from the front, the result put last."""
     sizes = [site.of(node) for node in site.args["tensors"]]
     terms, result = _letters(site.args["equation"], [len(s) for s in sizes])
     extent: dict[str, Size] = {}
