@@ -31,7 +31,7 @@ Rows = NDArray[np.uint8]
 _ROW = 1 + 3 * 32 * 32
 _DIGEST = 32
 _MOST_ROWS = 10**6
-"""Images that a parquet file may say it holds."""
+"""The most images that a parquet file may claim to hold."""
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
 
@@ -80,7 +80,7 @@ def _unpack(parts: list[Rows]) -> Labelled:
 def _pack(images: Rows, labels: list[Any], path: Path) -> Rows:
     """Images (n, 3072) and labels (n) as rows (n, 3073)."""
     if not all(isinstance(label, int) and abs(label) < 2**31 for label in labels):
-        raise BcnetError(f"{path} has labels that are no whole numbers")
+        raise BcnetError(f"{path} has labels that are not whole numbers")
     numbers = np.array(labels, dtype=np.int64)
     if images.shape != (len(numbers), _ROW - 1) or not len(numbers):
         raise BcnetError(f"{path} does not hold one label for every image of 3 x 32 x 32 values")
@@ -98,7 +98,7 @@ def _check_labels(labels: NDArray[Any], path: Path) -> None:
 def _read_binary(path: Path) -> Rows:
     values = np.fromfile(path, dtype=np.uint8)
     if not len(values) or len(values) % _ROW:
-        raise BcnetError(f"{path} is no whole number of CIFAR-10 records of {_ROW:,} bytes: download it again")
+        raise BcnetError(f"{path} is not a whole number of CIFAR-10 records of {_ROW:,} bytes: download it again")
     rows = values.reshape(-1, _ROW)
     _check_labels(rows[:, 0], path)
     return rows
@@ -144,7 +144,7 @@ class _CifarUnpickler(pickle.Unpickler):
             return _PickledDtype
         if (module, name) == ("numpy", "ndarray") or (module in _MULTIARRAY and name == "_reconstruct"):
             return _PickledArray
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays, lists and texts are read")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays, lists and strings are read")
 
 
 def _check_memo(data: bytes) -> None:
@@ -161,12 +161,12 @@ def _read_pickled(path: Path) -> Rows:
         content = _CifarUnpickler(io.BytesIO(pickled)).load()
     except Exception as error:  # a damaged or hostile file can fail in any way
         reason = str(error)[:120] or "unreadable"
-        raise BcnetError(f"{path} is no batch of CIFAR-10's Python version: {reason}") from None
+        raise BcnetError(f"{path} is not a batch of CIFAR-10's Python version: {reason}") from None
     fields = content if isinstance(content, dict) else {}
     data = fields.get(b"data", fields.get("data"))
     labels = fields.get(b"labels", fields.get("labels"))
     if not isinstance(data, _PickledArray) or not isinstance(labels, list):
-        raise BcnetError(f"{path} is no batch of CIFAR-10's Python version: it lacks data or labels")
+        raise BcnetError(f"{path} is not a batch of CIFAR-10's Python version: it lacks data or labels")
     return _pack(data.values, labels, path)
 
 
@@ -222,7 +222,7 @@ def _decode_parquet(path: Path) -> Rows:
         if isinstance(error, BcnetError):
             raise
         reason = first_line(error)
-        raise BcnetError(f"{path} is no parquet file: {reason:.200}") from None
+        raise BcnetError(f"{path} is not a parquet file: {reason:.200}") from None
     column = next((name for name in ("img", "image") if name in names), None)
     if column is None or "label" not in names:
         found = ", ".join(" ".join(name.split()) for name in names)

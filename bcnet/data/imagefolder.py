@@ -30,7 +30,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
 
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 _CHECKED = 20_000
-"""Headers of so many images are read at the start (2 s), so that most bad files are found before training."""
+"""The number of images whose headers are read at the start (2 s), so that most bad files are found before training."""
 
 _PLAIN = -1
 

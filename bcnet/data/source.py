@@ -247,7 +247,7 @@ class LoaderSource:
             raise BcnetError("a loader gave a batch without a single input: leave such batches out")
         self._check_form(x)
         if self._measured and not all(bool(torch.isfinite(t).all()) for t in item if t.is_floating_point()):
-            raise BcnetError("a loader for scoring gave values that are infinite or no numbers: clean its data")
+            raise BcnetError("a loader for scoring gave values that are infinite or NaN: clean its data")
         whole_numbers = not y.is_floating_point() and y.device.type == "cpu"
         if self._classes is not None and whole_numbers:
             check_labels(y, self._classes)

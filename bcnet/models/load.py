@@ -190,8 +190,8 @@ def _built(spec: str, build: Callable[[], Any], pretrained: bool) -> Any:
         if pretrained:
             cause = _cause(error).partition(". ")[0]
             raise BcnetError(
-                f"the pretrained weights of {spec} cannot be had ({cause}): go online once, so that they are cached, "
-                "or give a file of weights"
+                f"the pretrained weights of {spec} cannot be loaded ({cause}): go online once, so that they are "
+                "cached, or give a file of weights"
             ) from error
         raise BcnetError(f"{spec} cannot be built: {_cause(error)}") from error
 
@@ -229,7 +229,7 @@ def _from_file(spec: str, shape: Shape | None) -> LoadedModel:
 def _imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"bcnet_source_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise BcnetError(f"{path} is no Python file")
+        raise BcnetError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses in the file look their module up
     spec.loader.exec_module(module)

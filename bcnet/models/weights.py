@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from bcnet.errors import BcnetError
 
 MOST_BYTES = 2**34
-"""Of a file, packed or unpacked: keeps a wrong or hostile file from claiming all memory."""
+"""The limit of a file, packed or unpacked: keeps a wrong or hostile file from claiming all memory."""
 
 State = dict[str, Tensor]
 
 _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights")
-"""Where a checkpoint keeps weights; the average of them (``ema``) counts only where these do not fit as well."""
+"""Where a checkpoint keeps weights; their average (``ema``) counts only if these fit less well."""
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "ema.")
 _DEPTH = 3
 _NAMED = 3
@@ -58,7 +58,7 @@ def _check_file(path: Path) -> None:
     if not path.exists():
         raise BcnetError(f"there is no file {path}")
     if not path.is_file():
-        raise BcnetError(f"{path} is no regular file, so it is not read")
+        raise BcnetError(f"{path} is not a regular file, so it is not read")
     size = path.stat().st_size
     if not size:
         raise BcnetError(f"{path} is empty: it holds no weights")

@@ -69,7 +69,7 @@ def full_path(path: str) -> Path:
     try:
         return Path(path).expanduser().resolve()
     except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, a loop of links
-        raise BcnetError(f"{path!r:.80} is no path: {str(error).rstrip('.')}") from None
+        raise BcnetError(f"{path!r:.80} is not a path: {str(error).rstrip('.')}") from None
 
 
 def user_cache() -> Path:

@@ -12,20 +12,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bcnet.errors import BcnetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 READ_EVERY = 0.5
 """Seconds between two readings of the loss."""
 LINE_EVERY, LINE_SHARE, LINE_AT_LAST = 5.0, 0.01, 600.0
-"""A line is due after so many seconds and so much of the work, or after that many seconds at the latest."""
+"""A line is printed once both that many seconds have passed and that share of the work is done, or at the latest after
+the last number of seconds."""
 OVERALL = "the whole run"
 SURE = 10.0, 0.05
-"""Seconds, and a share of the whole plan, that must have passed before clock and plan are held against each other."""
+"""Seconds, and a share of the whole plan, that must have passed before the clock corrects the plan."""
 POINTS = 2000
 """The most points of one curve in TensorBoard."""
 
@@ -107,13 +112,14 @@ class Bars(Lines):
     """A live bar for all work at hand."""
 
     def __init__(self, console: Any = None) -> None:
+        from rich import progress as rich
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         super().__init__()
         self._console = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
-        columns = TextColumn("  {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self._bars = Progress(*columns, TextColumn("{task.fields[figures]}"), console=self._console)
+        name, figures = rich.TextColumn("  {task.description:<16}"), rich.TextColumn("{task.fields[figures]}")
+        columns = name, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn(), figures
+        self._bars = rich.Progress(*columns, console=self._console)
         self._tasks: dict[str, Any] = {}
         self._bars.start()
 
@@ -219,27 +225,30 @@ class TensorBoard(Listener):
         self._listener.close()
 
 
-class TrainingStep(Protocol):
-    """What training reports after each step (:class:`bcnet.training.loop.Progress`)."""
+@dataclass
+class Progress:
+    """What training reports after each step; ``loss`` waits for the device when it is read."""
 
     step: int
     steps: int
+    epoch: int
+    rate: float
     images: int
+    losses: Tensor
 
     @property
-    def loss(self) -> float: ...
-    @property
-    def rate(self) -> float: ...
+    def loss(self) -> float:
+        return float(self.losses.mean())
 
 
-def training_steps(listener: Listener, name: str) -> Callable[[TrainingStep], None]:
+def training_steps(listener: Listener, name: str) -> Callable[[Progress], None]:
     """A callback for ``train_supernet`` and ``retrain`` that tells ``listener`` how they are going.
 
     Of several processes, the first speaks for all.
     """
     last, images, begun = time.monotonic(), 0, False
 
-    def tell(now: TrainingStep) -> None:
+    def tell(now: Progress) -> None:
         nonlocal last, images, begun
         rank, processes = _world()
         if rank > 0:

@@ -31,9 +31,9 @@ def parse_yaml(text: str) -> Any:
     except BcnetError:
         raise
     except yaml.YAMLError as error:
-        raise BcnetError(f"this is no YAML: {_first_line(error)}") from None
+        raise BcnetError(f"this is not YAML: {_first_line(error)}") from None
     except (RecursionError, ValueError, OverflowError, TypeError) as error:  # such as the date 2001-99-99
-        raise BcnetError(f"this is no YAML that can be read: {str(error).partition(';')[0][:120]}") from None
+        raise BcnetError(f"this YAML cannot be read: {str(error).partition(';')[0][:120]}") from None
 
 
 class _Bounded(yaml.SafeLoader):
