@@ -144,32 +144,23 @@ class RunFolder:
         """
         distributed.wait()
         if distributed.main_process():
-            self._write(name, result, tensors, files)
+            self._lock.check()
+            integrity: dict[str, Any] = {}
+            if name != "run":
+                integrity["recipe"] = digest(self.recipe_text.encode())
+            if tensors is not None:
+                data = tensor_bytes(tensors)
+                self.write_file(f"{name}.safetensors", data)
+                integrity["tensors"] = {"bytes": len(data), "sha256": digest(data)}
+            with self._clear_errors():
+                integrity["files"] = {file: digest_file(self.path(file)) for file in files}
+            parts = {part: self._whole(f"{name}/{part}") for part in self.parts(name)}
+            integrity["parts"] = {part: content["integrity"]["sha256"] for part, content in parts.items()}
+            content = {"version": FORMAT_VERSION, **result, "integrity": integrity}
+            plain = json.loads(json.dumps(content, default=lambda value: value.tolist()))
+            plain["integrity"]["sha256"] = _digest_of(plain)
+            self.write_file(f"{name}.json", json.dumps(plain, indent=1).encode())
         distributed.wait()
-
-    def _write(
-        self,
-        name: str,
-        result: Mapping[str, Any],
-        tensors: Mapping[str, Tensor] | None,
-        files: Iterable[str],
-    ) -> None:
-        self._lock.check()
-        integrity: dict[str, Any] = {}
-        if name != "run":
-            integrity["recipe"] = digest(self.recipe_text.encode())
-        if tensors is not None:
-            data = tensor_bytes(tensors)
-            self.write_file(f"{name}.safetensors", data)
-            integrity["tensors"] = {"bytes": len(data), "sha256": digest(data)}
-        with self._clear_errors():
-            integrity["files"] = {file: digest_file(self.path(file)) for file in files}
-        parts = {part: self._whole(f"{name}/{part}") for part in self.parts(name)}
-        integrity["parts"] = {part: content["integrity"]["sha256"] for part, content in parts.items()}
-        content = {"version": FORMAT_VERSION, **result, "integrity": integrity}
-        plain = json.loads(json.dumps(content, default=lambda value: value.tolist()))
-        plain["integrity"]["sha256"] = _digest_of(plain)
-        self.write_file(f"{name}.json", json.dumps(plain, indent=1).encode())
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors that were written with a result, on the CPU."""

@@ -20,6 +20,7 @@ from bcnet.errors import BcnetError, did_you_mean
 from bcnet.latency.timing import TimingConfig
 from bcnet.search.config import SearchConfig
 from bcnet.search.criteria import ALLOTMENTS
+from bcnet.space.importance import Criterion
 from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
@@ -93,7 +94,7 @@ class Recipe(BaseModel):
     paper_budgets: tuple[str, ...] = ()
     latency: TimingConfig = TimingConfig()
     given: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
-    keep: Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"] = "l2"
+    keep: Criterion = "l2"
     reconstruct: bool = True
     allot: Compared | None = None
     score: Literal["steps", "cut", "supernet"] = "steps"
@@ -175,7 +176,8 @@ class Recipe(BaseModel):
     def on(self, device: torch.device) -> Recipe:
         """The recipe as it runs on ``device``: all training in bf16, if ``bf16`` says so or, by default, if the device
         is a GPU that has it."""
-        if not (_has_bf16(device) if self.bf16 is None else self.bf16):
+        has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        if not (has_bf16 if self.bf16 is None else self.bf16):
             return self
         trainings = {name: getattr(self, name) for name in ("given", "supernet", "retrain")}
         return self.model_copy(update={name: replace(training, bf16=True) for name, training in trainings.items()})
@@ -252,10 +254,6 @@ class Recipe(BaseModel):
             raise BcnetError(f"cannot read {path}: {error.reason} at byte {error.start}, so it is not UTF-8") from None
         except OSError as error:
             raise BcnetError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _has_bf16(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def names() -> list[str]:

@@ -8,7 +8,7 @@ variable have mean 1, so that those of different variables can be compared; ``la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ Scores = list[NDArray[np.float64]]
 Kept = list[NDArray[np.int64]]
 Keep = str | Sequence[ArrayLike]
 
-CRITERIA = ("l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random")
+Criterion = Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"]
+CRITERIA: tuple[str, ...] = get_args(Criterion)
 
 
 def importance(space: NetworkSpace, network: nn.Module, criterion: str = "l2", *, seed: int = 0) -> Scores:

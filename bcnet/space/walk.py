@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -102,7 +101,7 @@ class Walk:
         named = bind(target, args, kwargs) if hasattr(target, "_schema") else {str(i): a for i, a in enumerate(args)}
         symbolic = "groups" in named and isinstance(bind(target, node.args, node.kwargs)["groups"], fx.Node)
         batch = self.capture.batch if symbolic and named["groups"] == self.capture.batch else 0
-        call = Call(self.links, named, outs, where, partial(_run_on, target, args, kwargs), batch)
+        call = Call(self.links, named, outs, where, lambda layer: target(layer, *args[1:], **kwargs), batch)
         known = find(target)
         if known is not None:
             return self._couple(known, call)
@@ -159,11 +158,6 @@ def _pointwise(target: Any) -> bool:
     space, _, name = target._schema.name.partition("::")
     twin = getattr(getattr(torch.ops, space), name.removesuffix("_"), None)
     return twin is not None and any(torch.Tag.pointwise in getattr(twin, o).tags for o in twin.overloads())
-
-
-def _run_on(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], layer: Tensor) -> Tensor:
-    result: Tensor = target(layer, *args[1:], **kwargs)
-    return result
 
 
 def values_in(tree: Any) -> Iterable[Value]:

@@ -66,7 +66,7 @@ def start(cpu: bool = False) -> Place:
             "launch one for each GPU, or train on the CPU"
         )
     if dist.is_initialized():
-        return Place(*world(), _device(on_cpu))
+        return Place(*world(), torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device()))
     try:
         from accelerate import Accelerator, InitProcessGroupKwargs
     except ImportError:
@@ -74,10 +74,6 @@ def start(cpu: bool = False) -> Place:
     accelerator = Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST)])
     atexit.register(leave)
     return Place(accelerator.process_index, accelerator.num_processes, accelerator.device)
-
-
-def _device(on_cpu: bool) -> torch.device:
-    return torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
 
 
 def leave() -> None:

@@ -24,7 +24,7 @@ def batch_norm(call: Call) -> Value:
     return x
 
 
-@rule("aten::group_norm", sizes=lambda site: group_size(site, "num_groups", site.out[1]))
+@rule("aten::group_norm", sizes=lambda site: group_size(site, "num_groups", site.out[1], site.out[1]))
 def group_norm(call: Call) -> Value:
     x, groups = call.value("input"), int(call.args["num_groups"])
     for name in ("weight", "bias"):

@@ -19,25 +19,19 @@ def drops_whole_groups(groups: int, per_group_in: int, per_group_out: int) -> bo
     return groups >= min(per_group_in, per_group_out)
 
 
-def group_size(site: Site, name: str, source: Size) -> Iterator[Hole]:
-    """The number of groups of a layer that reads ``source`` channels, where it loses whole groups."""
+def group_size(site: Site, name: str, inputs: Size, outputs: Size) -> Iterator[Hole]:
+    """The number of groups of a layer from ``inputs`` to ``outputs`` channels, where it loses whole groups."""
     groups = site.args[name]
     if not isinstance(groups, int) or groups == 1:
         return
-    axis = len(site.out) - _spatial(site) - 1
-    per_in, per_out = site.full(source) // groups, site.full(site.out[axis]) // groups
+    per_in, per_out = site.full(inputs) // groups, site.full(outputs) // groups
     if drops_whole_groups(groups, per_in, per_out):
-        yield name, None, groups, source // per_in
-
-
-def _spatial(site: Site) -> int:
-    """The number of axes after that of the channels."""
-    return len(site.of("weight")) - 2 if "groups" in site.args else len(site.out) - 2
+        yield name, None, groups, inputs // per_in
 
 
 def _conv_sizes(site: Site) -> Iterator[Hole]:
-    inputs = site.of("input")
-    yield from group_size(site, "groups", inputs[len(inputs) - len(site.of("weight")) + 1])
+    channels = len(site.out) - len(site.of("weight")) + 1  # 0 where there is no batch
+    yield from group_size(site, "groups", site.of("input")[channels], site.out[channels])
 
 
 def _conv_macs(site: Site) -> list[list[Size]]:
