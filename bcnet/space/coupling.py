@@ -17,7 +17,7 @@ from scipy.sparse import coo_matrix
 from torch import Tensor
 
 from bcnet.errors import BcnetError
-from bcnet.space.axis import Axis, Numbers, Size, parse
+from bcnet.space.axis import Axis, Numbers, Segment, Size, parse
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Value, settle, shrink, varying, vector
 from bcnet.space.operators.table import bind
@@ -221,7 +221,7 @@ class _Grouping:
                 spoiled.setdefault(source, (name, labels.numpy()[:0]))
             else:
                 shape = self.walk.state[name].shape
-                row = axes.setdefault(name, [parse(np.full((n, 2), -1), []) for n in shape])  # type: ignore[misc]
+                row = axes.setdefault(name, [Axis((Segment(None, n),)) for n in shape])
                 numbers = Numbers(source, tuple(self.counts)) if source is not None and source.variables else None
                 row[axis] = replace(found, numbers=numbers)
         for node, value in (self.walk.values | (self.also.values if self.also else {})).items():

@@ -81,19 +81,17 @@ class Walk:
         if node.target is operator.getitem:
             return args[0][args[1]]
         val = node.meta.get("val")
-        many = isinstance(val, (list, tuple))
         outs = tuple(shape_of(v) for v in tensors_in(val))
         if not outs:
             number = isinstance(val, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
             return concrete(val) if number else None
-        labelled = any(value.layers for value in values_in((args, kwargs)))
-        if labelled or find(node.target) is not None:  # expanding a tensor, or creating one, makes labels
+        known, labelled = find(node.target), any(value.layers for value in values_in((args, kwargs)))
+        if labelled or (known is not None and not known.taught):  # expanding or creating a tensor makes labels
             result = self._apply(node, args, kwargs, outs)
         else:
             result = [Value(shape) for shape in outs]
-        if many:
-            return result if isinstance(result, list) else [result]
-        return result[0] if isinstance(result, list) else result
+        values = result if isinstance(result, list) else [result]
+        return values if isinstance(val, (list, tuple)) else values[0]
 
     def _apply(self, node: fx.Node, args: Any, kwargs: Any, outs: tuple[tuple[int, ...], ...]) -> Value | list[Value]:
         target: Any = node.target
