@@ -34,8 +34,6 @@ SURE = 10.0, 0.05
 POINTS = 2000
 """The most points of one curve in TensorBoard."""
 
-Figures = Mapping[str, float]
-
 
 class Listener:
     """Hears how work is going; this one is silent. ``at`` is the work it last heard of."""
@@ -48,7 +46,7 @@ class Listener:
     def stage(self, name: str, about: str) -> None:
         """A stage begins."""
 
-    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+    def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
         """``done`` of ``total`` steps of the work called ``name`` are done; ``figures`` may be empty."""
 
     def note(self, text: str) -> None:
@@ -65,7 +63,7 @@ class Lines(Listener):
         self._stop = False
         self._told: dict[str, tuple[float, int]] = {}
         self._pace: dict[str, Pace] = {}
-        self._figures: dict[str, Figures] = {}
+        self._figures: dict[str, Mapping[str, float]] = {}
         self._journey: Journey | None = None
 
     def expect(self, seconds: Mapping[str, float]) -> None:
@@ -81,7 +79,7 @@ class Lines(Listener):
     def note(self, text: str) -> None:
         self._print(f"note: {text}")
 
-    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+    def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
         if self._stop:
             raise KeyboardInterrupt
         now = time.monotonic()
@@ -206,7 +204,7 @@ class TensorBoard(Listener):
         self._written: dict[str, int] = {}
         self.stage, self.note, self.expect = listener.stage, listener.note, listener.expect  # type: ignore[method-assign]
 
-    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+    def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
         self._listener.step(name, done, total, figures)
         self.at = name
         if not figures:
@@ -296,7 +294,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _described(figures: Figures) -> str:
+def _described(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{key} {_short(value)}" for key, value in figures.items())
 
 
