@@ -60,17 +60,17 @@ With 4 GiB allowed, batches of 4,096 images ([the row `memory`](speed-rows.json)
 {memory}
 """
 REMARKS = """The code that ran is that of 599f02b; the files name an earlier commit. Rows without a figure had no time
-left, except three: the step with a teacher and MobileNetV2's supernet spent theirs compiling, and all networks of the MobileNet
-space were stopped after 39 s. The ResNet space took 13.5 ms here and 9.76 ms in the run before, on another machine of
-the same kind, so single figures are certain to no more than that.
+left, except three: the step with a teacher and MobileNetV2's supernet spent theirs compiling, and all networks of the
+MobileNet space were stopped after 39 s. The ResNet space took 13.5 ms here and 9.76 ms in the run before, on another
+machine of the same kind, so single figures are certain to no more than that.
 
 A run before this one, on the same day (code of 973791e or later), had 10.3 and 5.75 ms for the plain steps, 11 ms
-(1.91 times) with a teacher, 8.48 and 9.76 ms for the supernets of both spaces and 26.1 ms, 0.85 times four plain steps, for that of
-MobileNetV2. The teacher answers by kernels of its own since then, which is **not timed yet**. In that run, filling the
-caches by twelve processes at once took 121 s and ended for one row only, and nine device tests failed, of two causes:
-three traced a network with CUDA as the default device, a fault of the tests; six met a fault of bcnet's, a loss kernel
-compiled ahead for a label smoothing of 0, a whole number, that then refused 0.1. Both are cured; the tests below are of
-this run."""
+(1.91 times) with a teacher, 8.48 and 9.76 ms for the supernets of both spaces and 26.1 ms, 0.85 times four plain steps,
+for that of MobileNetV2. The teacher answers by kernels of its own since then, which is **not timed yet**. In that run,
+filling the caches by twelve processes at once took 121 s and ended for one row only, and nine device tests failed, of
+two causes: three traced a network with CUDA as the default device, a fault of the tests; six met a fault of bcnet's, a
+loss kernel compiled ahead for a label smoothing of 0, a whole number, that then refused 0.1. Both are cured; the tests
+below are of this run."""
 FLOOR = """Counted by `benchmarks/speed_floor.py` ([output](speed-floor.json)) from the program of MobileNetV2 CIFAR at
 batch 256: what the kernels of the fused step, as they are now, read and write, each tensor once, and what they
 multiply, with the milliseconds that takes at {rates}. This is a count, not a measurement: it shows neither what kernels

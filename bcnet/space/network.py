@@ -27,7 +27,7 @@ from bcnet.space.coupling import Coupling, couple
 from bcnet.space.export import tensors_in
 from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.outputs import logits
-from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
+from bcnet.space.resize import draw, empty_state, find_attributes, resized, selected, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
 from bcnet.space.state import state_of
 from bcnet.space.widths import Side, Widths, WidthSpace, WidthVariable, candidates
@@ -49,12 +49,12 @@ def trace(
     """The width space of ``model``, found from its graph on ``example``: one batch, a tuple of inputs, or a
     dictionary of named ones.
 
-    ``groups`` and ``base`` set the candidates (see :func:`bcnet.space.candidates`); ``round_to`` keeps
-    them, and uniform scalings, multiples of a number hardware likes, as far as it divides a layer's own
+    ``groups`` and ``base`` set the candidates (see :func:`bcnet.space.candidates`); ``round_to`` makes them,
+    and uniform scalings, multiples of a number that suits the hardware, so far as it divides the layer's own
     width; ``least`` is the fewest channels a layer may keep; ``ignore`` names layers whose output width must
-    stay; ``init`` is called on every freshly built network, after its layers have drawn their weights. ``output``
-    picks what a task is about from an output that is no tensor, ``lambda y: y["logits"]``; the usual ones are
-    found without it. ``check=False`` leaves out the check of the result on a random network of the space.
+    not change; ``init`` is called on every freshly built network, after its layers have drawn their weights.
+    ``output`` picks what a task is about from an output that is not a tensor, ``lambda y: y["logits"]``; the usual
+    ones are found without it. ``check=False`` skips the check of the result on a random network of the space.
     """
     graph = capture(model, example, output=output)
     state = {**state_of(model, graph.plain), **graph.numbers}
@@ -62,10 +62,10 @@ def trace(
     unread = [name for name, p in state.items() if p.dim() and id(p) not in used]
     unused = bool(unread) and used_in_training(model, example, unread)
     training = None
-    if unused:  # a layer for training only; what cannot be captured there stays as it is
+    if unused:  # a layer for training only; what cannot be captured there stays unchanged
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
-            kept = state_of(model, training.plain)  # what evaluation makes anew is no state there
+            kept = state_of(model, training.plain)  # what evaluation mode computes anew is not state there
             training = training.with_constants({name: tensor for name, tensor in kept.items() if name not in state})
     coupling = couple(graph, state, ignore, training, _kernels(model), partial(beyond_quadratic, graph, state))
     varying = {name for name, axes in coupling.axes.items() if any(axis.variables or axis.numbers for axis in axes)}
@@ -141,18 +141,18 @@ class NetworkSpace(WidthSpace):
         self._trains_otherwise = False
 
     def learn_training(self, graph: Capture | None) -> None:
-        """The network has layers for training only, whose ``graph`` says which attributes hold sizes there."""
+        """The network has layers for training only; their ``graph`` shows which attributes hold sizes."""
         self._trains_otherwise = True
         if graph is not None and self.coupling.training is not None:
             self._attributes = find_attributes(self.model, [*self.slots, *slots(graph, self.coupling.training)])
 
     def state_of(self, network: nn.Module) -> dict[str, Tensor]:
-        """What of ``network`` may vary: parameters, buffers, plain attributes with channels, numbers of channels."""
+        """What may vary in ``network``: parameters, buffers, plain attributes with channels, indices of channels."""
         found = state_of(network, (name for name in self.graph.plain if name in self.coupling.axes))
         return {**self.graph.numbers, **found}
 
     def units(self, widths: ArrayLike) -> list[int]:
-        """Widths (L,) in units of their variables; widths beyond ``l`` are fine here (a supernet's total)."""
+        """Widths (L,) in units of their variables; widths beyond ``l`` are allowed (a supernet's total)."""
         return [int(w) // v.unit for w, v in zip(np.asarray(widths).tolist(), self.variables, strict=True)]
 
     def flat(self, inputs: Example) -> tuple[Tensor, ...]:
@@ -165,7 +165,7 @@ class NetworkSpace(WidthSpace):
 
     @property
     def reducible_flops(self) -> float:
-        """The share of the FLOPs that shrinks with some width."""
+        """The share of the FLOPs that shrinks with the widths."""
         cost = self.costs["flops"]
         full = int(cost(self.max)[0])
         return 1 - cost.q0 / full if full and isinstance(cost, QuadraticCost) else 0.0
@@ -203,9 +203,9 @@ class NetworkSpace(WidthSpace):
         """A plain network at ``widths`` (L,): fresh weights, or slices of ``weights_of``.
 
         ``weights_of`` is the original network or a supernet (anything whose state has the original's
-        names). Which of its channels are taken, ``side`` says, or ``keep``: the most important ones by a
-        criterion (``"l2"``, see :func:`bcnet.space.importance.importance`) or by scores of one's own, or those
-        named, an array for each variable (:func:`bcnet.space.importance.kept_units`); their order stays.
+        names). ``side`` says which of its channels are taken, or ``keep`` does: the most important ones by a
+        criterion (``"l2"``, see :func:`bcnet.space.importance.importance`) or by your own scores, or the ones
+        given, an array for each variable (:func:`bcnet.space.importance.kept_units`); their order is kept.
         ``grow`` allows widths beyond the original's.
         """
         checked = np.asarray(widths, dtype=np.int64) if grow else self.check(widths)
@@ -248,9 +248,9 @@ class NetworkSpace(WidthSpace):
 
     def total_units(self, shapes: Mapping[str, Sequence[int]]) -> list[int]:
         """How many units of each variable a state of these shapes (the original's or a supernet's) holds, from one
-        equation per axis, ``constant + sum(repeat * units) = size``; what these leave open is as in the original, or as
-        in a supernet of ``bcv2``."""
-        full = np.array([v.count for v in self.coupling.variables])
+        equation per axis, ``constant + sum(repeat * units) = size``; where these leave a choice, the counts of the
+        original or of a ``bcv2`` supernet."""
+        full = np.array(self.coupling.counts)
         sizes = {(axis.size, shapes[name][dim]): name for name, dim, axis in self._varying_axes() if name in shapes}
         for usual in (full, np.array(self.units(self.max + self.min))):
             if all(size.at(usual) == n for size, n in sizes):
@@ -278,14 +278,7 @@ class NetworkSpace(WidthSpace):
 
     def _from_graph(self, widths: Widths) -> GraphModule:
         units = self.units(widths)
-        tensors: dict[str, Tensor] = {}
-        tied: dict[int, Tensor] = {}
-        for name, old in self.state_of(self.model).items():
-            if id(old) not in tied:
-                axes = self.coupling.axes.get(name)
-                new = torch.empty(shape_at(axes, units) if axes else old.shape, dtype=old.dtype, device=old.device)
-                tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-            tensors[name] = tied[id(old)]
+        tensors = empty_state(self.state_of(self.model), self.coupling.axes, units)
         return graph_network(self.graph, self.slots, units, tensors)
 
     def from_graph(self, widths: Widths, source: nn.Module | None = None, kept: Kept | None = None) -> GraphModule:
@@ -296,7 +289,7 @@ class NetworkSpace(WidthSpace):
 
     @torch.no_grad()
     def _differs(self, widths: Widths) -> str:
-        """Why the user's class and the graph disagree at ``widths``, or nothing."""
+        """Why the user's class and the graph disagree at ``widths``; empty if they agree."""
         if self.graph.numbers:
             return "its forward picks channels by number"
         args, kwargs = self.inputs

@@ -175,7 +175,7 @@ def test_mistakes_get_one_sentence(recipe_file: Path, tmp_path: Path) -> None:
     assert error("run", "--resume", out, "--seed", "1") == refused
     assert error("run", "--resume", out, "--effort", "quick") == refused.replace("--seed", "--effort")
     assert error("run", "zoo:digits_cnn", "--resume", out) == refused.replace("--seed", "MODEL")
-    no_run = f"{tmp_path} is no folder of a run: run.json and recipe.yaml are looked for"
+    no_run = f"{tmp_path} is not the folder of a run: it has neither run.json nor recipe.yaml"
     assert error("train", str(tmp_path)) == no_run
     assert error("run", "--resume", str(tmp_path)) == no_run
     assert error("run", "--set", "seed") == "--set 'seed' must read key=value, such as supernet.epochs=30"

@@ -287,4 +287,4 @@ def test_results_that_do_not_belong_together(finished, tmp_path):
 def test_folder_of_no_run(tmp_path):
     with pytest.raises(BcnetError) as error:
         write_report(tmp_path)
-    assert str(error.value) == f"{tmp_path} is no folder of a run: run.json and recipe.yaml are looked for"
+    assert str(error.value) == f"{tmp_path} is not the folder of a run: it has neither run.json nor recipe.yaml"

@@ -243,7 +243,7 @@ def test_a_stopped_random_ends_the_same(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_stops_it(tmp_path: Path) -> None:
     broken = Task(lambda o, t: o.sum() * math.nan, lambda o, t: (o.argmax(1) == t).float())
-    with pytest.raises(BcnetError, match=r"^the loss became infinite or no number by step 1 "):
+    with pytest.raises(BcnetError, match=r"^the loss became infinite or NaN by step 1 "):
         retrain(network(), data().train, config(), broken, folder=tmp_path)
 
 
