@@ -3,7 +3,8 @@
     python benchmarks/rivals_fifth.py --data DIR --out DIR --seconds S --jobs JOB...
 
 Jobs run in the order they are given in, and none begins that would not end within ``--seconds``; rows go to
-DIR/rows.jsonl as they come, and what is there already is not done again, so that a second call goes on. A job is
+DIR/rows.jsonl as they come, and what is there already is not done again, so that a second call goes on. A job that
+fails is told, and the others go on without it. A job is
 
 - ``base:N:M``: train the given network for N epochs, and M more in which it is taught by itself (DIR/base);
 - ``plan:BUDGETS:METHODS``: others' channels (rivals.py plan), in processes of their own (DIR/plan-METHOD.json);
@@ -23,6 +24,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -141,12 +143,14 @@ class Calls:
         return int(np.mean(ours) / np.median(each))
 
     def _best_rate(self, budget: str, epochs: int) -> float:
+        alike = [row for row in self.rows if (row["budget"], row["recipe"]["epochs"]) == (budget, epochs)]
+        raced = {row["recipe"]["lr"] for row in alike if row["method"] == "bcnet"}
         losses: dict[float, list[float]] = {}
-        for row in self.rows:
-            if (row["budget"], row["method"], row["recipe"]["epochs"]) == (budget, "uniform", epochs):
+        for row in alike:
+            if row["method"] == "uniform" and row["recipe"]["lr"] in raced:
                 losses.setdefault(row["recipe"]["lr"], []).append(row["val"]["loss"])
         if not losses:
-            raise BcnetError(f"the best rate at {budget} needs rows of uniform for {epochs} epochs")
+            raise BcnetError(f"the best rate at {budget} needs rows of bcnet and uniform for {epochs} epochs")
         return min(losses, key=lambda lr: float(np.mean(losses[lr])))
 
     def _known(self, budget: str, epochs: int, lr: float, seed: int, method: str) -> bool:
@@ -188,13 +192,18 @@ def main(given: Sequence[str] | None = None) -> None:
     images = Images.synthetic(args.device) if args.quick else Images.cifar10(args.data, args.device)
     append(args.out / "rows.jsonl", [{"provenance": provenance(args.device), "jobs": args.jobs}])
     calls = Calls(args, images, start)
-    try:
-        for text in args.jobs:
+    failed = []
+    for text in args.jobs:
+        try:
             calls.job(text)
-    finally:
-        for process in calls.choosing:
-            process.kill()
+        except Exception:
+            traceback.print_exc()
+            failed.append(text)
+    for process in calls.choosing:
+        process.kill()
     print(f"in all {time.perf_counter() - start:.1f} s", flush=True)
+    if failed:
+        raise BcnetError(f"these jobs failed: {' '.join(failed)}")
 
 
 if __name__ == "__main__":

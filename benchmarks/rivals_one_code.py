@@ -144,7 +144,7 @@ class Comparison:
                 with together.settled(students, together.training.rate(epoch + 1), SETTLING):
                     for entry, student in zip(alive, students, strict=True):
                         entry.rounds.append(judge(student, judged))
-                        rounds.append({"epochs": epoch + 1, "name": entry.name, "loss": entry.rounds[-1]["loss"]})
+                        rounds.append({"epochs": epoch + 1, "name": entry.name, **entry.rounds[-1]})
                 alive = racing.stay(alive, last=epoch + 1 == milestones[-1])
         won = paths[alive[0].name]
         self._wait()

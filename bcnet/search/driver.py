@@ -99,7 +99,10 @@ def search(
     if store is None:
         trials.close()
     if best is None:
-        notes.append("no widths within the budgets got a score")
+        failure = next((trial.failure for trial in reversed(ledger.trials) if trial.failure), None)
+        notes.append(
+            "no widths within the budgets got a score" + (f", the last failed with {failure}" if failure else "")
+        )
     front = front_of(ledger.trials, constraints.budgets[0].name)
     return SearchResult(best, front, ledger.trials, feasibility, ledger.hits, prior, tuple(notes), log_width)
 

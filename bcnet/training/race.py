@@ -3,9 +3,9 @@
 Whatever chose the finalists, what ships has been trained and measured against the others on held-out images; so it is,
 but for noise, never worse than any of them. All finalists follow the schedule of the whole training, which makes their
 measurements comparable and lets the winner go on with what it has learnt. A finalist is stopped only if it is worse by
-more than the held-out images leave to chance: all see the same ones, so their differences part by part tell. What is
-too close to call in the end is decided by who was listed first. The held-out images should be some that chose no
-finalist.
+more than the held-out images leave to chance: all see the same ones, so their differences part by part tell. In the end
+the first of the list that lies within a standard error of the best wins. The held-out images should be some that chose
+no finalist.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from bcnet.utils.settings import Count, checked
 
 CLEAR = 2.0
 """Standard errors of a paired difference from which on a finalist is worse by more than chance."""
+TIED = 1.0
+"""Standard errors up to which, in the end, the finalist listed first is preferred to the best."""
 SETTLING = 30
 """Steps in which the rate falls to zero before a finalist is measured."""
 PARTS = 40
@@ -38,7 +40,7 @@ PARTS = 40
 
 @checked
 class RaceConfig:
-    """After the last round one goes on alone: the best, or the first that is too close to it to call. Before that, at
+    """After the last round one goes on alone: the first that lies within a standard error of the best. Before that, at
     most as many as the better half go on with it because they are too close to call. Every round is twice as long as
     the one before."""
 
@@ -132,13 +134,13 @@ class Racing:
 
     def stay(self, alive: list[Finalist], last: bool) -> list[Finalist]:
         """Those that go on, in the order they were listed in: the better half, and who is worse than it by no more than
-        chance, as many again at the most. After the last round, the first that is worse than the best by no more than
-        chance."""
+        chance, as many again at the most. After the last round, the first that lies within a standard error of the
+        best."""
         ranked = sorted(alive, key=lambda entry: self.rank(entry.rounds[-1]))
         left = self.race.survivors(len(alive), last)
         worst = ranked[left - 1].rounds[-1]
-        most = len(ranked) if last else 2 * left
-        gone = [entry for entry in ranked[left:most] if _worse(entry.rounds[-1], worst)] + ranked[most:]
+        most, errors = (len(ranked), TIED) if last else (2 * left, CLEAR)
+        gone = [entry for entry in ranked[left:most] if _worse(entry.rounds[-1], worst, errors)] + ranked[most:]
         stay = [entry for entry in alive if entry not in gone]
         return stay[:1] if last else stay
 
@@ -272,11 +274,11 @@ class _InParts:
             yield from zip(x.chunk(each), y.chunk(each), strict=True)
 
 
-def _worse(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether ``one`` is worse by more than chance; where measurements have too few parts to tell, or other ones, it
-    is."""
+def _worse(one: dict[str, Any], other: dict[str, Any], errors: float) -> bool:
+    """Whether ``one`` is worse by more than so many standard errors; where measurements have too few parts to tell, or
+    other ones, it is."""
     parts = [np.array(measured.get("parts", ())) for measured in (one, other)]
     if len(parts[0]) < 2 or len(parts[0]) != len(parts[1]):
         return True
     difference = parts[0] - parts[1]
-    return bool(difference.mean() > CLEAR * difference.std(ddof=1) / len(difference) ** 0.5)
+    return bool(difference.mean() > errors * difference.std(ddof=1) / len(difference) ** 0.5)

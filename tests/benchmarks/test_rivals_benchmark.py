@@ -25,7 +25,7 @@ def benchmark() -> Any:
     sys.path.insert(0, str(BENCHMARKS))
 
     def load(name: str) -> ModuleType:
-        if name in ("channels", "pruners", "inherited_table", "inherited_report", "rivals"):
+        if name in ("channels", "pruners", "inherited_table", "inherited_report", "rivals", "rivals_fifth"):
             pytest.importorskip("torch_pruning", reason="Torch-Pruning is a rival, not a dependency")
         return importlib.import_module(name)
 
@@ -259,3 +259,25 @@ def test_the_race_of_a_report_halves_its_finalists(benchmark: Any) -> None:
     results |= {"other": {1: row([0.1, 0.1])}}
     won = report.raced(results, "bcnet")
     assert won[1] is results["bcnet-c"][1]  # of three two go on, and a, the best in the end, is not among them
+
+
+def test_a_call_keeps_its_time_and_goes_on(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Epochs at equal seconds, the better rate, what is known already, and what a call has no time for."""
+    fifth = benchmark("rivals_fifth")
+    args = fifth.arguments(["--out", str(tmp_path), "--seconds", "30", "--jobs", "none"])
+    rows = []
+    for lr, loss in ((0.05, 0.3), (0.01, 0.2)):
+        seconds = {"making_seconds": 1.0, "lesson_seconds": 5.0}
+        for method, price, tuning in (("bcnet", 34.0, 20.0), ("uniform", 0.0, 5.0)):
+            made = {"plan_seconds": price, "tuning_seconds": tuning, "val": {"loss": loss}, **seconds}
+            rows.append({**fifth.key(args, "44M", 5, lr, 1, method), **made})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    calls = fifth.Calls(args, None, fifth.time.perf_counter())
+    assert calls._best_rate("44M", 5) == 0.01
+    assert calls._epochs("44M", 5, 0.01) == 30  # 60 s of bcnet, 2 s for an epoch of uniform and its lessons
+    assert calls._known("44M", 5, 0.01, 1, "uniform")
+    assert not calls._known("44M", 5, 0.01, 2, "uniform")
+    calls.job("bcnet:44M:5:0.01")  # seed 1 is there, and the first of a kind may take more than 30 s
+    assert capsys.readouterr().out == "left for another call: bcnet 44M 5\n" * 2
+    with pytest.raises(Exception, match="unknown job 'nothing'"):
+        calls.job("nothing")

@@ -221,6 +221,9 @@ def test_scorer_that_always_fails_stops_the_search() -> None:
 
     with pytest.raises(BcnetError, match=r"^the first 100 trials all failed, the last with: KeyError: 'weights'$"):
         search(SPACE, score, ["flops=50%"], COSTS, SMALL)
+    few = search(SPACE, score, ["flops=50%"], COSTS, dataclasses.replace(SMALL, evaluations=30))
+    assert few.best is None
+    assert few.notes[-1] == "no widths within the budgets got a score, the last failed with KeyError: 'weights'"
 
 
 def test_something_that_cannot_score_is_refused() -> None:

@@ -14,6 +14,8 @@ from bcnet.space.widths import Widths
 
 NEXT_BEST = 3
 """Scores that may race beside the best one, where there is room."""
+SHARE = 8
+"""One of so many trials is among the best whose mean races: of few trials, the eighth best is none of the best."""
 
 
 def named_widths(run: Run) -> dict[str, Widths]:
@@ -57,9 +59,10 @@ def finalists(run: Run) -> dict[str, list[int]]:
         trials = [trial for trial in store.trials() if trial.feasible and trial.score is not None]
     trials = [trial for trial in trials if bool(run.held.feasible(np.array([trial.widths]))[0])]
     scored = [list(trial.widths) for trial in sorted(trials, key=lambda t: -(t.score or 0.0))[:MEANT]]
+    meant = scored[: max(2, len(trials) // SHARE)]
     named = {"best-score" if n == 1 else f"score-{n}": widths for n, widths in enumerate(scored[: 1 + NEXT_BEST], 1)}
     if scored:
-        named["mean-of-best"] = mean_of(run.held, np.array(scored))[0].tolist()
+        named["mean-of-best"] = mean_of(run.held, np.array(meant))[0].tolist()
     searched, rules = run.read("search"), rules_of_thumb(run)
     known: dict[str, float] = searched.get("rules", {})
     ranked = sorted(rules, key=lambda rule: -known.get(rule, -np.inf))
