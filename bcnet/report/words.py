@@ -116,7 +116,8 @@ def headline(data: ReportData) -> str:
     if data.inherited and not math.isnan(data.full.score):
         slim = _kept_share(data)
         before, after = score(data, data.full.score), score(data, data.found.score)
-        return f"your network: {before} at 100% → slim: {after} at {slim} of the {COSTS.get(name, name)}"
+        named = before if data.percent else f"{data.metric} {before}"
+        return f"your network: {named} at 100% → slim: {after} at {slim} of the {COSTS.get(name, name)}"
     at = f"{_kept_share(data)} of the {COSTS.get(name, name)}"
     if math.isnan(data.full.score):
         return f"{at}, {score(data, data.found.score)} {data.metric}"

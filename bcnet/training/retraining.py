@@ -46,6 +46,11 @@ class Distillation:
     alpha: Annotated[Share, "the teacher's share of the loss"] = 0.5
     temperature: Annotated[Positive, "how soft its answers are made"] = 1.0
 
+    @property
+    def weight(self) -> float:
+        """What both losses are multiplied by in all: the sum divided by it is their mean."""
+        return 1 - self.alpha + self.alpha * self.temperature**2
+
     def loss(self, task: Task, output: Any, target: Tensor, teacher: Any) -> Tensor:
         """Both losses together; the square of the temperature keeps the teacher's gradients at their size. Outputs may
         be tensors or dictionaries, lists and tuples of them."""
@@ -260,6 +265,7 @@ class _Retrainer(Loop):
         self.teacher = None if teacher is None else teacher.to(self.device).eval()
         if config.distillation is not None and teacher is None:
             raise BcnetError("distillation needs a teacher: give the trained full network")
+        self.unit = 1.0 if config.distillation is None else config.distillation.weight
         record = config.engine == "auto" and self.device.type == "cuda" and distributed.world()[1] == 1
         self.recorded = CudaGraphStep(self._run, network) if record else None
         self._untried = fast if config.engine == "auto" and self.optimisation.bf16 else None

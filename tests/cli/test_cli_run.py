@@ -16,6 +16,7 @@ import tinyrun
 import yaml
 from terminal import run
 
+from bcnet.run.pipeline import STAGES
 from bcnet.run.recipe import Recipe, names
 from bcnet.run.session import Run
 
@@ -148,6 +149,21 @@ def test_a_plan_comes_from_some_steps_and_leaves_nothing(
     assert less["seconds"]["retrain"] < plan["seconds"]["retrain"]
     wrong = "--effort is 'lazy', but it must be one of quick, normal, paper"
     assert error("run", "--effort", "lazy") == wrong
+
+
+def test_a_plan_tells_what_a_run_would(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes were lost: a plan for images of 48 x 40 said nothing of their being enlarged to 224 x 224."""
+    stage, about = STAGES["trace"]
+
+    def trace(run: Run) -> None:
+        stage(run)
+        run.listener.note("images are enlarged")
+
+    monkeypatch.setitem(STAGES, "trace", (trace, about))
+    monkeypatch.setattr("bcnet.cli.plan.LONG", 0.0)
+    told = run("run", "--recipe", str(recipe_file), "--trust", "--plan")
+    assert told.stderr.splitlines() == ["note: images are enlarged"]
+    assert "shorter: --effort quick" in told.stdout
 
 
 def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_file: Path) -> None:
