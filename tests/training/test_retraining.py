@@ -15,7 +15,7 @@ import toy
 from torch import Tensor, nn
 
 from bcnet.data import DeviceData, LoadOptions
-from bcnet.data.source import Data, from_loaders
+from bcnet.data.source import Data, Source, from_loaders
 from bcnet.errors import BcnetError
 from bcnet.training import checkpoint
 from bcnet.training.loop import Progress
@@ -191,6 +191,30 @@ def test_distillation_asks_for_what_it_needs() -> None:
         retrain(network(), data().train, taught, task, teacher=network())
     sentence = "distillation needs a task with a `distil` loss: give it, or leave distillation out"
     assert str(caught.value) == sentence
+
+
+class Answers(nn.Module):
+    """Its inputs are its answers, (n, classes)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.one
+
+
+@pytest.mark.parametrize(("right", "knows"), [(54, True), (40, False), (25, False)])
+def test_a_hundred_images_tell_what_was_learnt_from_chance(right: int, knows: bool) -> None:
+    y = torch.arange(100) % 4
+    answered = torch.where(torch.randperm(100, generator=torch.Generator().manual_seed(0)) < right, y, (y + 1) % 4)
+    assert learnt(Answers(), _answered(answered, y)) is knows
+    assert not learnt(Answers(), _answered(torch.zeros_like(y), y))
+
+
+def _answered(answers: Tensor, y: Tensor) -> Source:
+    batches = [(F.one_hot(answers[at], 4).float(), y[at]) for at in torch.arange(len(y)).split(40)]
+    return from_loaders(batches, batches).val
 
 
 def test_losses_beside_a_teacher_read_as_one_loss() -> None:
