@@ -15,14 +15,14 @@ from bcnet.cli.stage import open_run
 def export(
     run: Annotated[Path, options.RUN],
     to: Annotated[str, typer.Option(help="The form: torch (weights and widths.json alone), onnx or pt2.")] = "torch",
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; else RUN/export.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; by default RUN/export.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference from PyTorch, relative to outputs above 1.")
     ] = 1e-3,
     trust: Annotated[bool, options.TRUST] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Export the network that a run found, check it on real inputs, and time it beside the original."""
+    """Export the network that a run ships, check it on real inputs, and time it beside the original."""
     from bcnet.run.export import export_run
 
     result = export_run(open_run(run, "cpu", trust), to, out, tolerance)

@@ -25,7 +25,7 @@ def report(
 ) -> None:
     """Write the report of a run, or one page that shows several side by side.
 
-    Earlier stages of a single run that are not done yet are done first.
+    For a single run, earlier stages are done first where they are missing.
     """
     from bcnet.run.report import write_several
 
