@@ -53,12 +53,15 @@ def run(
     effort: Annotated[
         str,
         typer.Option(
-            metavar="quick|normal|paper", help="How much to train and search: quick for a first look, paper for as long as the paper."
+            metavar="quick|normal|paper",
+            help="How much to train and search: quick for a first look, paper for as long as the paper.",
         ),
     ] = "normal",
     compare: Annotated[
         str | None,
-        typer.Option(metavar="NAMES|none", help="What else to train, only to compare with: full,uniform, ...; or none."),
+        typer.Option(
+            metavar="NAMES|none", help="What else to train, only to compare with: full,uniform, ...; or none."
+        ),
     ] = None,
     latency_backend: Annotated[
         str | None, typer.Option(metavar="torch|onnxruntime", help="What runs the networks when latency is measured.")

@@ -18,7 +18,7 @@ from terminal import run
 
 from bcnet.run.pipeline import STAGES
 from bcnet.run.recipe import Recipe, names
-from bcnet.run.session import Run
+from bcnet.run.session import Run, command_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,6 +164,12 @@ def test_a_plan_tells_what_a_run_would(recipe_file: Path, monkeypatch: pytest.Mo
     told = run("run", "--recipe", str(recipe_file), "--trust", "--plan")
     assert told.stderr.splitlines() == ["note: images are enlarged"]
     assert "shorter: --effort quick" in told.stdout
+
+
+def test_a_report_names_the_command_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("/usr/bin/bcnet", "/home/me/bcnet/__main__.py"):
+        monkeypatch.setattr(sys, "argv", [name, "run", "--plan"])
+        assert command_line() == ["bcnet", "run", "--plan"]
 
 
 def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_file: Path) -> None:
