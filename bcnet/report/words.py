@@ -34,8 +34,8 @@ RIVALS = {
 UNIFORM = ("uniform", "uniform-8")
 
 NOT_LEARNT = (
-    "Its outputs score no better with the targets of their own inputs than with those of others: train it for longer, "
-    "at another learning rate, or check the data."
+    "Its outputs do not score clearly better with the targets of their own inputs than with those of others: train it "
+    "longer, at another learning rate, or check the data."
 )
 
 

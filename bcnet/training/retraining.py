@@ -33,7 +33,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 FastStep = Callable[[nn.Module, Tensor, Callable[[Any, Tensor, Tensor], Tensor]], Step | None]
 """Makes a faster step for a network: from an example batch and ``loss(output, x, y)``; None where there is none."""
 
-CLEAR = 4.0
+CLEAR = 3.0
 """Standard errors above what other inputs' targets give, from which on a network is taken to have learnt something."""
 DRAWS = 8
 """How many targets of other inputs an output is held against: with one, half of the noise was theirs, and a network
