@@ -10,6 +10,7 @@ import typer
 from bcnet.cli import options
 from bcnet.cli.console import console, print_json
 from bcnet.cli.stage import open_run
+from bcnet.errors import BcnetError
 
 
 def export(
@@ -23,9 +24,18 @@ def export(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export the network that a run ships, check it on real inputs, and time it beside the original."""
-    from bcnet.run.export import export_run
+    from bcnet.run.export import copy_export, export_run
+    from bcnet.run.folder import RunFolder
+    from bcnet.run.recipe import PYTHON
 
-    result = export_run(open_run(run, "cpu", trust), to, out, tolerance)
+    folder = RunFolder.open(run)
+    if folder.recipe.model == PYTHON and to in ("onnx", "pt2"):
+        call = f"bcnet.slim(..., out={str(run)!r}).export(FOLDER, to={to!r})"
+        raise BcnetError(f"{run} was made from Python, and {to} needs the network's own code: {call}")
+    if folder.recipe.model == PYTHON and to == "torch" and folder.done("export"):
+        result = copy_export(folder, folder.path("export") if out is None else out)
+    else:
+        result = export_run(open_run(run, "cpu", trust), to, out, tolerance)
     if as_json:
         print_json(result)
         return
