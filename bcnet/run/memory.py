@@ -22,7 +22,7 @@ def check_batch(model: nn.Module, batch: Tensor, training: bool) -> None:
     free = free_memory()
     if free is None or batch.device.type != "cpu" or len(batch) <= 2:
         return
-    each = _bytes(model, batch[:2], training) / 2
+    each = _bytes(model, batch[:2].clone(), training) / 2  # a view would count as the whole batch
     if each * len(batch) > free:
         fits = max(1, 2 ** int(math.log2(max(1.0, free / each))))
         kind, key = ("training step", "batch_size") if training else ("look", "eval_batch_size")

@@ -343,4 +343,6 @@ def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:
 
 
 def command_line() -> list[str]:
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """The command as a person would repeat it; ``python -m bcnet`` is known to Python by its file."""
+    name = Path(sys.argv[0]).name
+    return ["bcnet" if name == "__main__.py" else name, *sys.argv[1:]]

@@ -47,7 +47,10 @@ class LoopConfig(Protocol):
 
 
 class Loop(ABC):
-    """Trains ``net`` in place. ``history`` has a row (epoch, mean loss, rate) for every epoch."""
+    """Trains ``net`` in place. ``history`` has a row (epoch, mean loss, rate) for every epoch, its loss per ``unit``:
+    one for people to read, where that which is minimised is a weighted sum of losses."""
+
+    unit = 1.0
 
     def __init__(self, net: nn.Module, source: Source, config: LoopConfig, folder: str | Path | None):
         self.net, self.source, self.config = net, source, config
@@ -121,7 +124,7 @@ class Loop(ABC):
                 self._end_epoch(rate)
             if progress is not None:
                 epoch = (self.step - 1) // self.per_epoch
-                self._tell(progress, Progress(self.step, steps, epoch, rate, len(x), losses))
+                self._tell(progress, Progress(self.step, steps, epoch, rate, len(x), losses, self.unit))
             due = time.monotonic() - saved > 60 * self.config.checkpoint_minutes
             if self.folder is not None and (due or self.step == steps):
                 self._check_finite(torch.cat([losses, *recent]))
@@ -205,7 +208,7 @@ class Loop(ABC):
         )
 
     def _end_epoch(self, rate: float) -> None:
-        mean = float(self.sum) / self.per_epoch
+        mean = float(self.sum) / self.per_epoch / self.unit
         self.sum.zero_()
         self.history.append((self.step // self.per_epoch, mean, rate))
 

@@ -225,7 +225,7 @@ class TensorBoard(Listener):
 
 @dataclass
 class Progress:
-    """What training reports after each step; ``loss`` waits for the device when it is read."""
+    """What training reports after each step; ``loss`` waits for the device when it is read, and is told per ``unit``."""
 
     step: int
     steps: int
@@ -233,10 +233,11 @@ class Progress:
     rate: float
     images: int
     losses: Tensor
+    unit: float = 1.0
 
     @property
     def loss(self) -> float:
-        return float(self.losses.mean())
+        return float(self.losses.mean()) / self.unit
 
 
 def training_steps(listener: Listener, name: str) -> Callable[[Progress], None]:
