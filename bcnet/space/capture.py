@@ -16,6 +16,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError, first_line
 from bcnet.space.export import Arguments, cause, export, tensors_in
+from bcnet.space.handwritten import Handwritten, unmark
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
 from bcnet.space.tidy import free_groups, inline, keep_contents, keep_saved, lift_numbers, mix_kernels, spell_out
@@ -32,7 +33,9 @@ class Capture:
     the network was called with, and ``dynamic`` says whether the graph takes other batch sizes too. ``output``
     is how the outputs are put together; ``adapted`` says that they are only what an adapter picks of them.
     ``parts`` are graphs within the graph, ``plain`` the names of buffers that the network keeps as plain attributes,
-    ``numbers`` those of channels that the forward itself writes down.
+    ``numbers`` those of channels that the forward itself writes down. ``functions`` are calls of functions with
+    gradients of their own, which networks make in place of their operators; ``lost`` are the parameters that learn
+    otherwise than in the network itself.
     """
 
     graph: fx.Graph
@@ -47,6 +50,13 @@ class Capture:
     parts: Mapping[str, nn.Module] = field(default_factory=dict)
     plain: tuple[str, ...] = ()
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    functions: tuple[Handwritten, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    @property
+    def plain_operators(self) -> Capture:
+        """The graph without calls of functions that have gradients of their own."""
+        return replace(self, functions=())
 
     @property
     def used(self) -> set[str]:
@@ -115,6 +125,7 @@ def capture(
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {name: program.constants[target].detach() for name, target in lifted.items()}
     numbers = {} if training else lift_numbers(program.graph, constants)
+    functions = unmark(program.graph, program.graph_module.meta["calls"], constants)
     return Capture(
         program.graph,
         {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **{name: name for name in numbers}},
@@ -128,6 +139,7 @@ def capture(
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
         plain,
         numbers,
+        functions,
     )
 
 

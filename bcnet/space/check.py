@@ -56,6 +56,20 @@ def self_check(space: NetworkSpace) -> None:
                 f"{_first_difference(space, network, units, views)}: a path of a supernet answers otherwise than the "
                 f"plain network of its widths; {_WAY_OUT}"
             )
+        if space.graph.functions:
+            _check_functions(space, units, views)
+
+
+def _check_functions(space: NetworkSpace, units: list[int], views: Mapping[str, Tensor]) -> None:
+    """Functions with gradients of their own must run at other widths."""
+    try:
+        _answers(graph_network(space.graph, space.slots, units, views).eval(), space)
+    except Exception as error:
+        names = ", ".join(dict.fromkeys(call.function.__name__ for call in space.graph.functions))
+        raise BcnetError(
+            f"{names} of {type(space.model).__name__} does not run at other widths: {first_line(error)}; give a "
+            f"torch.autograd.Function no sizes; {_WAY_OUT}"
+        ) from error
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bcnet.errors import first_line
+from bcnet.space.handwritten import marked
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -36,7 +37,8 @@ _SHORTCUTS: list[tuple[Any, str, Any]] = [
 
 
 def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
-    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``."""
+    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``; its ``calls`` are in the
+    module's ``meta``."""
     args, kwargs = given
     shapes: Any = None
     with _quietly(), _quickly():
@@ -47,8 +49,10 @@ def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.
                 if tensor.shape[:1] == (batch,):
                     collection[tensor] = {0: torch.export.Dim.AUTO}
             shapes = collection.dynamic_shapes(network, args, kwargs)
-        with _Graphable():
-            return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+        with _Graphable(), marked() as calls:
+            program = torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+    program.graph_module.meta["calls"] = calls
+    return program
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -26,6 +26,7 @@ from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memor
 from bcnet.space.coupling import Coupling, couple
 from bcnet.space.export import tensors_in
 from bcnet.space.importance import Keep, Kept, kept_units
+from bcnet.space.learning import learning, tell_lost
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
@@ -57,6 +58,8 @@ def trace(
     found without it. ``check=False`` leaves out the check of the result on a random network of the space.
     """
     graph = capture(model, example, output=output)
+    if check or graph.functions:
+        graph = learning(model, graph, output or logits)
     state = {**state_of(model, graph.plain), **graph.numbers}
     used = {id(state[name]) for name in graph.used}
     unread = [name for name, p in state.items() if p.dim() and id(p) not in used]
@@ -77,15 +80,7 @@ def trace(
         space.learn_training(training)
     if check:
         self_check(space)
-    learnable = {name for name, p in state.items() if isinstance(p, nn.Parameter)}
-    unlearned = sorted(graph.unlearned & learnable)
-    if unlearned and used_in_training(model, example, unlearned):
-        warnings.warn(
-            f"{type(model).__name__} has gradients of its own (a torch.autograd.Function, or another forward in "
-            f"training) that its graph has not: a supernet does not train {len(unlearned)} of its {len(learnable)} "
-            f"parameters, such as {unlearned[0]}; write that part with plain operators",
-            stacklevel=2,
-        )
+    tell_lost(model, example, graph)
     return space
 
 
@@ -184,9 +179,10 @@ class NetworkSpace(WidthSpace):
                         f"batches of {self.graph.batch} only: its forward must not depend on the batch size"
                     )
                 why = next(reason for reason in reasons if reason)
+                left_out = "its Python code and its own gradients" if self.graph.lost else "its Python code"
                 warnings.warn(
                     f"{type(self.model).__name__} itself does not run at other widths ({why}), so networks are built "
-                    "from its exported graph: plain layers under the same names, without its Python code",
+                    f"from its exported graph: plain layers under the same names, without {left_out}",
                     stacklevel=3,
                 )
         return self._own_class
@@ -276,7 +272,7 @@ class NetworkSpace(WidthSpace):
     def _own(self, widths: Widths) -> nn.Module:
         return resized(self.model, self.coupling.axes, self._attributes, self.units(widths)).train()
 
-    def _from_graph(self, widths: Widths) -> GraphModule:
+    def _from_graph(self, widths: Widths, graph: Capture | None = None) -> GraphModule:
         units = self.units(widths)
         tensors: dict[str, Tensor] = {}
         tied: dict[int, Tensor] = {}
@@ -286,11 +282,12 @@ class NetworkSpace(WidthSpace):
                 new = torch.empty(shape_at(axes, units) if axes else old.shape, dtype=old.dtype, device=old.device)
                 tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
             tensors[name] = tied[id(old)]
-        return graph_network(self.graph, self.slots, units, tensors)
+        return graph_network(graph or self.graph, self.slots, units, tensors)
 
     def from_graph(self, widths: Widths, source: nn.Module | None = None, kept: Kept | None = None) -> GraphModule:
-        """The captured graph at ``widths`` with the weights of ``source``, else the original's, in evaluation mode."""
-        network = self._from_graph(widths)
+        """The captured operators at ``widths`` with the weights of ``source``, else the original's, in evaluation
+        mode."""
+        network = self._from_graph(widths, self.graph.plain_operators)
         self.copy_weights(network, widths, source or self.model, kept=kept)
         return network.eval()
 

@@ -1,0 +1,104 @@
+"""Whether a graph learns as its network does: the gradients of both, held against each other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bcnet.space.capture import Capture, Example, used_in_training
+from bcnet.space.export import tensors_in
+from bcnet.space.rewrite import graph_network
+from bcnet.space.state import duplicate, state_of
+
+Gradients = dict[str, Tensor]
+_NOTHING = torch.zeros(())
+
+
+def learning(model: nn.Module, graph: Capture, output: Callable[[Any], Any]) -> Capture:
+    """The graph that has the gradients of ``model`` in evaluation mode: of plain operators or, where that has not, with
+    calls of the functions in which the network writes its gradients itself. ``lost`` names the parameters whose
+    gradients neither has."""
+    plain = graph.plain_operators
+    try:
+        own = _own(model, graph, output)
+    except Exception:  # a forward may overwrite in evaluation what its gradients need, and not in training
+        return graph
+    lost = _differing(own, _of_graph(model, plain))
+    if lost and graph.functions:
+        left = _differing(own, _of_graph(model, graph))
+        if len(left) < len(lost):
+            return replace(graph, lost=left)
+    return replace(plain, lost=lost)
+
+
+def _own(model: nn.Module, graph: Capture, output: Callable[[Any], Any]) -> Gradients:
+    args, kwargs = graph.given
+    network = duplicate(model).eval()
+    pick = output if graph.adapted else _whole
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the network's own were given when it was captured
+        return _gradients(lambda: pick(network(*args, **kwargs)), dict(network.named_parameters()))
+
+
+def _of_graph(model: nn.Module, graph: Capture) -> Gradients:
+    leaves = {id(p): p.detach().requires_grad_(p.requires_grad) for p in model.parameters()}
+    state = {**graph.numbers, **state_of(model, graph.plain)}
+    held = {name: leaves[id(t)] if id(t) in leaves else t.detach().clone() for name, t in state.items()}
+    network = graph_network(graph, (), (), held, frozen=True)
+    names = {name: leaves[id(p)] for name, p in model.named_parameters()}
+    try:
+        return _gradients(lambda: network(*tensors_in(graph.given)), names)
+    except Exception:  # then it has none
+        return {}
+
+
+def _whole(output: Any) -> Any:
+    return output
+
+
+def _gradients(run: Callable[[], Any], parameters: Mapping[str, Tensor]) -> Gradients:
+    """The gradient of a random sum of all that a network answers, for every parameter that has one."""
+    learnt = {name: p for name, p in parameters.items() if p.requires_grad}
+    with torch.enable_grad(), torch.random.fork_rng(devices={p.device for p in learnt.values() if p.is_cuda}):
+        torch.manual_seed(0)
+        found = tensors_in(run())
+        torch.manual_seed(0)
+        sums = [(t * torch.randn_like(t)).sum() for t in found if t.requires_grad and t.is_floating_point()]
+        gradients = torch.autograd.grad(sums, list(learnt.values()), allow_unused=True) if sums and learnt else ()
+    return {name: g for name, g in zip(learnt, gradients, strict=False) if g is not None}
+
+
+def _differing(own: Gradients, other: Gradients) -> tuple[str, ...]:
+    """Names of the parameters whose gradients differ by more than rounding does."""
+    largest = {name: float(gradient.abs().max()) for name, gradient in own.items() if gradient.numel()}
+    usual = median(largest.values()) if largest else 0.0
+    found = []
+    for name in dict.fromkeys([*own, *other]):
+        gap = float((own.get(name, _NOTHING) - other.get(name, _NOTHING)).abs().max())
+        if gap > 1e-2 * largest.get(name, 0.0) + 1e-4 * usual:
+            found.append(name)
+    return tuple(found)
+
+
+def tell_lost(model: nn.Module, example: Example, graph: Capture) -> None:
+    """A warning where the graph has not all gradients of the network."""
+    learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    lost = {*graph.lost, *(name for name, p in learnt.items() if p._backward_hooks)}
+    unlearned = sorted(graph.unlearned & set(learnt))
+    if unlearned and used_in_training(model, example, unlearned):
+        lost |= set(unlearned)
+    if lost:
+        kind, first = type(model).__name__, next(name for name in learnt if name in lost)
+        warnings.warn(
+            f"{kind} has gradients of its own that its graph has not (a hook, a torch.autograd.Function that reads "
+            f"weights past its arguments, or another forward in training): {first}, the first of {len(lost)} such "
+            f"parameters of {len(learnt)}, learns otherwise in a supernet than in {kind} itself; write that part with "
+            "plain operators, or slim the trained network (start: trained, score: cut), which trains its own class",
+            stacklevel=3,
+        )
