@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError, first_line
@@ -95,6 +96,8 @@ def capture(
     plain = tuple(name for name, tensor in plain_tensors(ran).items() if tensor is before.get(name))
     foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
     adapt = output if output is not None else logits if foreign else None
+    if not tensors_in(result) and adapt is None:
+        raise BcnetError(f"{type(model).__name__} gives no tensor: its forward must return its outputs")
 
     def fresh() -> nn.Module:
         """A copy that has not run yet, so that it holds nothing of an earlier batch."""
@@ -255,6 +258,11 @@ def checked(model: nn.Module, example: Example) -> Arguments:
     odd = next((name for name in model.state_dict() if any(sign in name for sign in '"\\\n\r')), None)
     if odd is not None:
         raise BcnetError(f"{odd!r:.80} has a quote, backslash or line end in its name: rename that layer")
+    if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+        raise BcnetError(
+            f"{type(model).__name__} has layers that take their sizes from the first input: run it once on the example "
+            "input, then trace it"
+        )
     given = arguments(example)
     tensors = tensors_in(given)
     if not tensors or not all(t.dim() for t in tensors):

@@ -17,6 +17,7 @@ from bcnet.space.rewrite import graph_network
 from bcnet.space.state import duplicate, state_of
 
 Gradients = dict[str, Tensor]
+Answer = tuple[list[Tensor], Gradients]
 _NOTHING = torch.zeros(())
 
 
@@ -29,41 +30,50 @@ def learning(model: nn.Module, graph: Capture, output: Callable[[Any], Any]) -> 
         own = _own(model, graph, output)
     except Exception:  # a forward may overwrite in evaluation what its gradients need, and not in training
         return graph
-    lost = _differing(own, _of_graph(model, plain))
+    found = _of_graph(model, plain)
+    if not all(map(alike, found[0], own[0])):
+        kind = type(model).__name__
+        warnings.warn(
+            f"{kind} answers otherwise than its graph on the same input: its forward must not draw random numbers "
+            "outside torch, or keep what it computed in earlier calls",
+            stacklevel=3,
+        )
+        return plain
+    lost = _differing(own[1], found[1])
     if lost and graph.functions:
-        left = _differing(own, _of_graph(model, graph))
+        left = _differing(own[1], _of_graph(model, graph)[1])
         if len(left) < len(lost):
             return replace(graph, lost=left)
     return replace(plain, lost=lost)
 
 
-def _own(model: nn.Module, graph: Capture, output: Callable[[Any], Any]) -> Gradients:
+def _own(model: nn.Module, graph: Capture, output: Callable[[Any], Any]) -> Answer:
     args, kwargs = graph.given
     network = duplicate(model).eval()
     pick = output if graph.adapted else _whole
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the network's own were given when it was captured
-        return _gradients(lambda: pick(network(*args, **kwargs)), dict(network.named_parameters()))
+        return _answer(lambda: pick(network(*args, **kwargs)), dict(network.named_parameters()))
 
 
-def _of_graph(model: nn.Module, graph: Capture) -> Gradients:
+def _of_graph(model: nn.Module, graph: Capture) -> Answer:
     leaves = {id(p): p.detach().requires_grad_(p.requires_grad) for p in model.parameters()}
     state = {**graph.numbers, **state_of(model, graph.plain)}
     held = {name: leaves[id(t)] if id(t) in leaves else t.detach().clone() for name, t in state.items()}
     network = graph_network(graph, (), (), held, frozen=True)
     names = {name: leaves[id(p)] for name, p in model.named_parameters()}
     try:
-        return _gradients(lambda: network(*tensors_in(graph.given)), names)
+        return _answer(lambda: network(*tensors_in(graph.given)), names)
     except Exception:  # then it has none
-        return {}
+        return [], {}
 
 
 def _whole(output: Any) -> Any:
     return output
 
 
-def _gradients(run: Callable[[], Any], parameters: Mapping[str, Tensor]) -> Gradients:
-    """The gradient of a random sum of all that a network answers, for every parameter that has one."""
+def _answer(run: Callable[[], Any], parameters: Mapping[str, Tensor]) -> Answer:
+    """What a network answers, and the gradient of a random sum of that for every parameter that has one."""
     learnt = {name: p for name, p in parameters.items() if p.requires_grad}
     with torch.enable_grad(), torch.random.fork_rng(devices={p.device for p in learnt.values() if p.is_cuda}):
         torch.manual_seed(0)
@@ -71,7 +81,8 @@ def _gradients(run: Callable[[], Any], parameters: Mapping[str, Tensor]) -> Grad
         torch.manual_seed(0)
         sums = [(t * torch.randn_like(t)).sum() for t in found if t.requires_grad and t.is_floating_point()]
         gradients = torch.autograd.grad(sums, list(learnt.values()), allow_unused=True) if sums and learnt else ()
-    return {name: g for name, g in zip(learnt, gradients, strict=False) if g is not None}
+    given = {name: g for name, g in zip(learnt, gradients, strict=False) if g is not None}
+    return [t.detach() for t in found], given
 
 
 def _differing(own: Gradients, other: Gradients) -> tuple[str, ...]:
@@ -84,6 +95,14 @@ def _differing(own: Gradients, other: Gradients) -> tuple[str, ...]:
         if gap > 1e-2 * largest.get(name, 0.0) + 1e-4 * usual:
             found.append(name)
     return tuple(found)
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two answers differ by no more than rounding does; whole numbers need only be as many."""
+    if a.shape != b.shape or not a.is_floating_point():
+        return a.shape == b.shape
+    scale = float(b.nan_to_num(0.0, 0.0, 0.0).abs().max()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def tell_lost(model: nn.Module, example: Example, graph: Capture) -> None:

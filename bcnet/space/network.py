@@ -297,17 +297,19 @@ class NetworkSpace(WidthSpace):
         if self.graph.numbers:
             return "its forward picks channels by number"
         args, kwargs = self.inputs
-        expected = self.from_graph(widths)(*tensors_in(self.inputs))
-        try:
-            own = self._own(widths)
-            self.copy_weights(own, widths, self.model)
-            found = own.eval()(*args, **kwargs)
-            found = self.output(found) if self.graph.adapted else found
-            if self._trains_otherwise:
-                with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
+        with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
+            torch.manual_seed(0)
+            expected = self.from_graph(widths)(*tensors_in(self.inputs))
+            try:
+                own = self._own(widths)
+                self.copy_weights(own, widths, self.model)
+                torch.manual_seed(0)
+                found = own.eval()(*args, **kwargs)
+                found = self.output(found) if self.graph.adapted else found
+                if self._trains_otherwise:
                     own.train()(*args, **kwargs)
-        except Exception as error:
-            return first_line(error)
+            except Exception as error:
+                return first_line(error)
         pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
         if len(tensors_in(found)) != len(tensors_in(expected)) or not all(
             a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs
