@@ -60,6 +60,16 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Blocks of ``autocast`` do nothing, as in a graph, which has none."""
+    with (
+        patch.object(torch.autocast, "__enter__", lambda block: block),
+        patch.object(torch.autocast, "__exit__", lambda block, *_: None),
+    ):
+        yield
+
+
 class _Graphable(TorchFunctionMode):
     """What of a forward goes past the graph: ``x.data`` is read as ``x.detach()``, and ``x.data = y`` is refused where
     it is done."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.space.capture import Capture, Example, used_in_training
-from bcnet.space.export import tensors_in
+from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.rewrite import graph_network
 from bcnet.space.state import duplicate, state_of
 
@@ -51,7 +51,7 @@ def _own(model: nn.Module, graph: Capture, output: Callable[[Any], Any]) -> Answ
     args, kwargs = graph.given
     network = duplicate(model).eval()
     pick = output if graph.adapted else _whole
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_autocast():
         warnings.simplefilter("ignore")  # the network's own were given when it was captured
         return _answer(lambda: pick(network(*args, **kwargs)), dict(network.named_parameters()))
 

@@ -24,7 +24,7 @@ from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
-from bcnet.space.export import tensors_in
+from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.importance import Keep, Kept, kept_units
 from bcnet.space.learning import learning, tell_lost
 from bcnet.space.outputs import logits
@@ -297,7 +297,8 @@ class NetworkSpace(WidthSpace):
         if self.graph.numbers:
             return "its forward picks channels by number"
         args, kwargs = self.inputs
-        with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
+        devices = [t.device for t in self.example if t.is_cuda]
+        with torch.random.fork_rng(devices=devices), without_autocast():
             torch.manual_seed(0)
             expected = self.from_graph(widths)(*tensors_in(self.inputs))
             try:

@@ -215,7 +215,10 @@ class HalfPrecision(Tiny):
 
 
 def test_a_block_of_autocast_is_traced() -> None:
-    space = trace(HalfPrecision(), X.float())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        space = trace(HalfPrecision(), X.float())
+        assert space.own_class
     assert space.names == ("stem.0", "inner.0")
     torch.testing.assert_close(space.build(space.min).eval()(X.float()).shape, torch.Size([2, 5]))
 
