@@ -118,6 +118,6 @@ def tell_lost(model: nn.Module, example: Example, graph: Capture) -> None:
             f"{kind} has gradients of its own that its graph has not (a hook, a torch.autograd.Function that reads "
             f"weights past its arguments, or another forward in training): {first}, the first of {len(lost)} such "
             f"parameters of {len(learnt)}, learns otherwise in a supernet than in {kind} itself; write that part with "
-            "plain operators, or slim the trained network (start: trained, score: cut), which trains its own class",
+            "plain operators, or slim the trained network without a supernet (start: trained, score: steps or cut)",
             stacklevel=3,
         )

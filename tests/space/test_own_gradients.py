@@ -238,7 +238,7 @@ def test_the_warning_says_what_to_do() -> None:
         "Network has gradients of its own that its graph has not (a hook, a torch.autograd.Function that reads weights "
         "past its arguments, or another forward in training): stem.weight, the first of 4 such parameters of 6, learns "
         "otherwise in a supernet than in Network itself; write that part with plain operators, or slim the trained "
-        "network (start: trained, score: cut), which trains its own class"
+        "network without a supernet (start: trained, score: steps or cut)"
     )
 
 
