@@ -81,9 +81,10 @@ given up since RAFT took 17 s by it; what was gained last is in
 ## What this does not show
 
 {gradients} Until then gradients written by hand were lost: a supernet trained no layer of RevNet, which `trace` said,
-and only 2 of 22 parameters of `pytorchcv:wrn20_10_1bit_svhn`, which nothing said; both learn now. Gradients are compared
-in evaluation mode: what a forward does in training only (stochastic depth, the power iteration of spectral norm) rests
-in a supernet. Rows of earlier commits can be out of date: when half of the networks were measured again two that had passed
+and only 2 of 22 parameters of `pytorchcv:wrn20_10_1bit_svhn`, which nothing said; both learn now. `trace` compares
+them in evaluation mode: what a forward does in training only (stochastic depth, the power iteration of spectral norm)
+rests in a supernet. Networks of more than 2 GFLOPs are compared only if they have functions or hooks. Rows of earlier
+commits can be out of date: when half of the networks were measured again two that had passed
 (`ultralytics:yolo26n-seg` and `yolo26n-pose`) ended in a raw error, until that was mended.
 
 Random weights: that a network can be cut says nothing about how well it then learns. Inputs are small, one size each,

@@ -35,8 +35,8 @@ class Capture:
     is how the outputs are put together; ``adapted`` says that they are only what an adapter picks of them.
     ``parts`` are graphs within the graph, ``plain`` the names of buffers that the network keeps as plain attributes,
     ``numbers`` those of channels that the forward itself writes down. ``functions`` are calls of functions with
-    gradients of their own, which networks make in place of their operators; ``lost`` are the parameters that learn
-    otherwise than in the network itself.
+    gradients of their own, which networks make too; ``by_hand`` says that there may be such gradients, ``lost`` are the
+    parameters that learn otherwise than in the network itself.
     """
 
     graph: fx.Graph
@@ -52,6 +52,7 @@ class Capture:
     plain: tuple[str, ...] = ()
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
     functions: tuple[Handwritten, ...] = ()
+    by_hand: bool = False
     lost: tuple[str, ...] = ()
 
     @property
@@ -128,7 +129,8 @@ def capture(
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {name: program.constants[target].detach() for name, target in lifted.items()}
     numbers = {} if training else lift_numbers(program.graph, constants)
-    functions = unmark(program.graph, program.graph_module.meta["calls"], constants)
+    calls, hooked = (program.graph_module.meta[key] for key in ("calls", "hooked"))
+    functions = unmark(program.graph, calls, constants)
     return Capture(
         program.graph,
         {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **{name: name for name in numbers}},
@@ -143,6 +145,7 @@ def capture(
         plain,
         numbers,
         functions,
+        bool(calls) or hooked,
     )
 
 

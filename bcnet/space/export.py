@@ -37,8 +37,8 @@ _SHORTCUTS: list[tuple[Any, str, Any]] = [
 
 
 def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
-    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``; its ``calls`` are in the
-    module's ``meta``."""
+    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``; in its module's ``meta``
+    are the ``calls`` of functions with gradients of their own, and whether gradients are ``hooked``."""
     args, kwargs = given
     shapes: Any = None
     with _quietly(), _quickly():
@@ -49,9 +49,9 @@ def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.
                 if tensor.shape[:1] == (batch,):
                     collection[tensor] = {0: torch.export.Dim.AUTO}
             shapes = collection.dynamic_shapes(network, args, kwargs)
-        with _Graphable(), marked() as calls:
+        with _Graphable() as mode, marked() as calls:
             program = torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
-    program.graph_module.meta["calls"] = calls
+    program.graph_module.meta |= {"calls": calls, "hooked": mode.hooked}
     return program
 
 
@@ -71,14 +71,17 @@ def without_autocast() -> Iterator[None]:
 
 
 class _Graphable(TorchFunctionMode):
-    """What of a forward goes past the graph: ``x.data`` is read as ``x.detach()``, and ``x.data = y`` is refused where
-    it is done."""
+    """What of a forward goes past the graph: ``x.data`` is read as ``x.detach()``, ``x.data = y`` is refused where it
+    is done, and hooks are noted."""
+
+    hooked = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise _ReplacedError
+        self.hooked |= func is Tensor.register_hook
         return func(*args, **(kwargs or {}))
 
 

@@ -19,6 +19,8 @@ from bcnet.space.state import duplicate, state_of
 Gradients = dict[str, Tensor]
 Answer = tuple[list[Tensor], Gradients]
 _NOTHING = torch.zeros(())
+QUICK = 2e9
+"""FLOPs of an image up to which gradients are compared without a reason to: about a second on one core."""
 
 
 def learning(model: nn.Module, graph: Capture, output: Callable[[Any], Any]) -> Capture:

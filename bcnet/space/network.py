@@ -26,7 +26,7 @@ from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memor
 from bcnet.space.coupling import Coupling, couple
 from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.importance import Keep, Kept, kept_units
-from bcnet.space.learning import learning, tell_lost
+from bcnet.space.learning import QUICK, learning, tell_lost
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
@@ -58,8 +58,6 @@ def trace(
     found without it. ``check=False`` leaves out the check of the result on a random network of the space.
     """
     graph = capture(model, example, output=output)
-    if check or graph.functions:
-        graph = learning(model, graph, output or logits)
     state = {**state_of(model, graph.plain), **graph.numbers}
     used = {id(state[name]) for name in graph.used}
     unread = [name for name, p in state.items() if p.dim() and id(p) not in used]
@@ -78,9 +76,11 @@ def trace(
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
     if unused:
         space.learn_training(training)
+    if graph.by_hand or (check and space.costs["flops"](space.max)[0] <= QUICK):
+        space.graph = learning(model, graph, space.output)
     if check:
         self_check(space)
-    tell_lost(model, example, graph)
+    tell_lost(model, example, space.graph)
     return space
 
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import bcnet.space.network
 from bcnet.accel.fused_step.program import Unsupported, compile_program
 from bcnet.errors import BcnetError
 from bcnet.space.network import NetworkSpace, trace
@@ -240,6 +241,28 @@ def test_the_warning_says_what_to_do() -> None:
         "otherwise in a supernet than in Network itself; write that part with plain operators, or slim the trained "
         "network without a supernet (start: trained, score: steps or cut)"
     )
+
+
+class Spied(Network):
+    """Notes how often it is run with gradients."""
+
+    runs: list[bool] = []  # noqa: RUF012
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs.append(torch.is_grad_enabled() and type(x) is Tensor)
+        return super().forward(x)
+
+
+def test_large_networks_are_compared_where_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bcnet.space.network, "QUICK", 0)
+    for steps, compared in ((["plain"], 0), (["sign"], 1), (["hooked"], 1)):
+        Spied.runs.clear()
+        _, told = traced(Spied(steps).double())
+        assert sum(Spied.runs) == compared
+        assert bool(told) == (steps == ["hooked"])
+    listened = Network(["plain"]).double()
+    listened.layers[0].register_full_backward_hook(lambda module, before, after: (2 * before[0],))
+    assert ": stem.weight, the first of 2 such parameters of 6, learns" in traced(listened)[1]
 
 
 def test_a_hook_of_a_parameter_is_told() -> None:
