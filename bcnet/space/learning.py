@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from bcnet.space.capture import Capture, Example, used_in_training
 from bcnet.space.export import tensors_in, without_autocast
@@ -121,5 +123,30 @@ def tell_lost(model: nn.Module, example: Example, graph: Capture) -> None:
             f"weights past its arguments, or another forward in training): {first}, the first of {len(lost)} such "
             f"parameters of {len(learnt)}, learns otherwise in a supernet than in {kind} itself; write that part with "
             "plain operators, or slim the trained network without a supernet (start: trained, score: steps or cut)",
+            stacklevel=3,
+        )
+
+
+@torch.no_grad()
+def tell_resting(model: nn.Module, graph: Capture) -> None:
+    """A warning where training changes what the graph reads, other than the statistics of torch's own norms."""
+    norms = {id(b) for m in model.modules() if isinstance(m, _NormBase) for b in m.buffers(recurse=False)}
+    read = {name: b for name, b in model.named_buffers() if name in graph.used and id(b) not in norms}
+    before = {name: b for name, b in read.items() if b.is_floating_point()}
+    if not before:
+        return
+    args, kwargs = graph.given
+    network = duplicate(model).train()
+    devices = {b.device for b in before.values() if b.is_cuda}
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=devices), contextlib.suppress(Exception):
+        warnings.simplefilter("ignore")
+        network(*args, **kwargs)
+    after = dict(network.named_buffers())
+    changed = [name for name, buffer in before.items() if name in after and not torch.equal(after[name], buffer)]
+    if changed:
+        kind = type(model).__name__
+        warnings.warn(
+            f"the training of {kind} changes {changed[0]}, the first of {len(changed)} such buffers, which rest in a "
+            "supernet; slim the trained network without one (start: trained, score: steps or cut)",
             stacklevel=3,
         )

@@ -26,7 +26,7 @@ from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memor
 from bcnet.space.coupling import Coupling, couple
 from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.importance import Keep, Kept, kept_units
-from bcnet.space.learning import QUICK, learning, tell_lost
+from bcnet.space.learning import QUICK, learning, tell_lost, tell_resting
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
@@ -80,6 +80,7 @@ def trace(
         space.graph = learning(model, graph, space.output)
     if check:
         self_check(space)
+        tell_resting(model, graph)
     tell_lost(model, example, space.graph)
     return space
 

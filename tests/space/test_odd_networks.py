@@ -316,6 +316,18 @@ def test_gradients_written_by_hand_are_said_to_be_lost_in_a_supernet() -> None:
     assert [v.name for v in space.variables] == ["stem.0", "inner"]
 
 
+def test_what_only_training_changes_is_said_to_rest_in_a_supernet() -> None:
+    sentence = (
+        r"^the training of SpectralNorm changes old.weight_u, the first of 4 such buffers, which rest in a supernet; "
+        r"slim the trained network without one \(start: trained, score: steps or cut\)$"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        trace(ODD["SpectralNorm"]().double(), X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace(Tiny().double(), X)
+
+
 def test_the_share_of_flops_that_can_be_reduced() -> None:
     space = trace(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)).double(), X)
     assert space.reducible_flops == 1.0
