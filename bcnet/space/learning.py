@@ -6,11 +6,12 @@ import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bcnet.space.capture import Capture, Example, used_in_training
@@ -64,10 +65,21 @@ def _of_graph(model: nn.Module, graph: Capture) -> Answer:
     leaves = {id(p): p.detach().requires_grad_(p.requires_grad) for p in model.parameters()}
     state = {**graph.numbers, **state_of(model, graph.plain)}
     held = {name: leaves[id(t)] if id(t) in leaves else t.detach().clone() for name, t in state.items()}
-    network = graph_network(graph, (), (), held, frozen=True)
-    names = {name: leaves[id(p)] for name, p in model.named_parameters()}
+    given = tensors_in(graph.given)
+    if graph.functions:
+        run = partial(graph_network(graph, (), (), held, frozen=True), *given)
+    else:  # without a module, which takes longer to make than to run
+        root = nn.Module()
+        for name, part in graph.parts.items():
+            root.add_module(name, part)
+        known = dict(zip(graph.inputs, given, strict=True)) | graph.constants
+        values = [
+            known.get(n.name, held.get(graph.state_of.get(n.name, "")))
+            for n in graph.graph.find_nodes(op="placeholder")
+        ]
+        run = partial(fx.Interpreter(root, graph=graph.graph).run, *values, enable_io_processing=False)
     try:
-        return _answer(lambda: network(*tensors_in(graph.given)), names)
+        return _answer(run, {name: leaves[id(p)] for name, p in model.named_parameters()})
     except Exception:  # then it has none
         return [], {}
 
