@@ -82,8 +82,8 @@ class _PlainForward(TorchFunctionMode):
 
 
 def unmark(graph: fx.Graph, calls: Sequence[Handwritten], constants: Collection[str]) -> tuple[Handwritten, ...]:
-    """Take the marks out of a graph: those of the ``calls`` that it could make itself: all that they read
-    are tensors and plain values that they are given."""
+    """Take the marks out of a graph. What comes back are the ``calls`` that it can make itself: those that read nothing
+    but the tensors and plain values that they are given."""
     places: list[tuple[dict[int, fx.Node], ...]] = [({}, {}) for _ in calls]
     inside: list[list[fx.Node]] = [[] for _ in calls]
     running: set[int] = set()
@@ -94,7 +94,8 @@ def unmark(graph: fx.Graph, calls: Sequence[Handwritten], constants: Collection[
             continue
         source, end, number, place = node.args
         (running.discard if end else running.add)(number)
-        if end and source not in inside[number]:  # it gives back what it was given
+        if end and (source not in inside[number] or source in places[number][end].values()):
+            # it gives back its input, or one result twice
             node.target, node.args, source = torch.ops.aten.alias.default, (source,), node
         else:
             node.replace_all_uses_with(source)
