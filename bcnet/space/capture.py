@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError, first_line
 from bcnet.space.export import Arguments, cause, export, tensors_in
+from bcnet.space.handwritten import Handwritten, unmark
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
 from bcnet.space.tidy import lift_numbers, tidy
@@ -32,7 +34,9 @@ class Capture:
     the network was called with, and ``dynamic`` says whether the graph takes other batch sizes too. ``output``
     is how the outputs are put together; ``adapted`` says that they are only what an adapter picks from them.
     ``parts`` are graphs within the graph, ``plain`` the names of buffers that the network keeps as plain attributes,
-    ``numbers`` the indices of channels that the forward itself writes down.
+    ``numbers`` the indices of channels that the forward itself writes down. ``functions`` are calls of functions with
+    gradients of their own, which networks make too; ``by_hand`` says that there may be such gradients, ``lost`` are the
+    parameters that learn otherwise than in the network itself.
     """
 
     graph: fx.Graph
@@ -47,6 +51,14 @@ class Capture:
     parts: Mapping[str, nn.Module] = field(default_factory=dict)
     plain: tuple[str, ...] = ()
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    functions: tuple[Handwritten, ...] = ()
+    by_hand: bool = False
+    lost: tuple[str, ...] = ()
+
+    @property
+    def plain_operators(self) -> Capture:
+        """The graph without calls of functions that have gradients of their own."""
+        return replace(self, functions=())
 
     @property
     def used(self) -> set[str]:
@@ -85,6 +97,8 @@ def capture(
     plain = tuple(name for name, tensor in plain_tensors(ran).items() if tensor is before.get(name))
     foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
     adapt = output if output is not None else logits if foreign else None
+    if not tensors_in(result) and adapt is None:
+        raise BcnetError(f"{type(model).__name__} gives no tensor: its forward must return its outputs")
 
     def fresh() -> nn.Module:
         """A copy that has not run yet, so that it holds nothing of an earlier batch."""
@@ -110,6 +124,8 @@ def capture(
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {name: program.constants[target].detach() for name, target in lifted.items()}
     numbers = {} if training else lift_numbers(program.graph, constants)
+    calls, hooked = (program.graph_module.meta[key] for key in ("calls", "hooked"))
+    functions = unmark(program.graph, calls, constants)
     return Capture(
         program.graph,
         {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **{name: name for name in numbers}},
@@ -123,6 +139,8 @@ def capture(
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
         plain,
         numbers,
+        functions,
+        bool(calls) or hooked,
     )
 
 
@@ -238,6 +256,11 @@ def checked_arguments(model: nn.Module, example: Example) -> Arguments:
     odd = next((name for name in model.state_dict() if any(sign in name for sign in '"\\\n\r')), None)
     if odd is not None:
         raise BcnetError(f"{odd!r:.80} has a quote, backslash or line end in its name: rename that layer")
+    if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+        raise BcnetError(
+            f"{type(model).__name__} has layers that take their sizes from the first input: run it once on the example "
+            "input, then trace it"
+        )
     given = arguments(example)
     tensors = tensors_in(given)
     if not tensors or not all(t.dim() for t in tensors):

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bcnet.errors import first_line
+from bcnet.space.handwritten import marked
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -36,7 +37,8 @@ _SHORTCUTS: list[tuple[Any, str, Any]] = [
 
 
 def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
-    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``."""
+    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``; in its module's ``meta``
+    are the ``calls`` of functions with gradients of their own, and whether gradients are ``hooked``."""
     args, kwargs = given
     shapes: Any = None
     with _quietly(), _quickly():
@@ -47,8 +49,10 @@ def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.
                 if tensor.shape[:1] == (batch,):
                     collection[tensor] = {0: torch.export.Dim.AUTO}
             shapes = collection.dynamic_shapes(network, args, kwargs)
-        with _Graphable():
-            return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+        with _Graphable() as mode, marked() as calls:
+            program = torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+    program.graph_module.meta |= {"calls": calls, "hooked": mode.hooked}
+    return program
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -56,15 +60,28 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Blocks of ``autocast`` do nothing, as in a graph, which has none."""
+    with (
+        patch.object(torch.autocast, "__enter__", lambda block: block),
+        patch.object(torch.autocast, "__exit__", lambda block, *_: None),
+    ):
+        yield
+
+
 class _Graphable(TorchFunctionMode):
-    """Handles what a forward does without the graph noticing: ``x.data`` is read as ``x.detach()``, and ``x.data = y``
-    is refused where it happens."""
+    """Handles what a forward does without the graph noticing: ``x.data`` is read as ``x.detach()``, ``x.data = y`` is
+    refused where it happens, and hooks are noted."""
+
+    hooked = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise _ReplacedError
+        self.hooked |= func is Tensor.register_hook
         return func(*args, **(kwargs or {}))
 
 

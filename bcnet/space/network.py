@@ -24,8 +24,9 @@ from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
-from bcnet.space.export import tensors_in
+from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.importance import Keep, Kept, kept_units
+from bcnet.space.learning import QUICK, learning, tell_lost, tell_resting
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, empty_state, find_attributes, resized, selected, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
@@ -75,17 +76,12 @@ def trace(
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
     if unused:
         space.learn_training(training)
+    if graph.by_hand or (check and space.costs["flops"](space.max)[0] <= QUICK):
+        space.graph = learning(model, graph, space.output)
     if check:
         self_check(space)
-    learnable = {name for name, p in state.items() if isinstance(p, nn.Parameter)}
-    unlearned = sorted(graph.unlearned & learnable)
-    if unlearned and used_in_training(model, example, unlearned):
-        warnings.warn(
-            f"{type(model).__name__} has gradients of its own (a torch.autograd.Function, or another forward in "
-            f"training) that its graph has not: a supernet does not train {len(unlearned)} of its {len(learnable)} "
-            f"parameters, such as {unlearned[0]}; write that part with plain operators",
-            stacklevel=2,
-        )
+        tell_resting(model, graph)
+    tell_lost(model, example, space.graph)
     return space
 
 
@@ -184,9 +180,10 @@ class NetworkSpace(WidthSpace):
                         f"batches of {self.graph.batch} only: its forward must not depend on the batch size"
                     )
                 why = next(reason for reason in reasons if reason)
+                left_out = "its Python code and its own gradients" if self.graph.lost else "its Python code"
                 warnings.warn(
                     f"{type(self.model).__name__} itself does not run at other widths ({why}), so networks are built "
-                    "from its exported graph: plain layers under the same names, without its Python code",
+                    f"from its exported graph: plain layers under the same names, without {left_out}",
                     stacklevel=3,
                 )
         return self._own_class
@@ -276,14 +273,15 @@ class NetworkSpace(WidthSpace):
     def _own(self, widths: Widths) -> nn.Module:
         return resized(self.model, self.coupling.axes, self._attributes, self.units(widths)).train()
 
-    def _from_graph(self, widths: Widths) -> GraphModule:
+    def _from_graph(self, widths: Widths, graph: Capture | None = None) -> GraphModule:
         units = self.units(widths)
         tensors = empty_state(self.state_of(self.model), self.coupling.axes, units)
-        return graph_network(self.graph, self.slots, units, tensors)
+        return graph_network(graph or self.graph, self.slots, units, tensors)
 
     def from_graph(self, widths: Widths, source: nn.Module | None = None, kept: Kept | None = None) -> GraphModule:
-        """The captured graph at ``widths`` with the weights of ``source``, else the original's, in evaluation mode."""
-        network = self._from_graph(widths)
+        """The captured operators at ``widths`` with the weights of ``source``, else the original's, in evaluation
+        mode."""
+        network = self._from_graph(widths, self.graph.plain_operators)
         self.copy_weights(network, widths, source or self.model, kept=kept)
         return network.eval()
 
@@ -293,17 +291,20 @@ class NetworkSpace(WidthSpace):
         if self.graph.numbers:
             return "its forward picks channels by number"
         args, kwargs = self.inputs
-        expected = self.from_graph(widths)(*tensors_in(self.inputs))
-        try:
-            own = self._own(widths)
-            self.copy_weights(own, widths, self.model)
-            found = own.eval()(*args, **kwargs)
-            found = self.output(found) if self.graph.adapted else found
-            if self._trains_otherwise:
-                with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
+        devices = [t.device for t in self.example if t.is_cuda]
+        with torch.random.fork_rng(devices=devices), without_autocast():
+            torch.manual_seed(0)
+            expected = self.from_graph(widths)(*tensors_in(self.inputs))
+            try:
+                own = self._own(widths)
+                self.copy_weights(own, widths, self.model)
+                torch.manual_seed(0)
+                found = own.eval()(*args, **kwargs)
+                found = self.output(found) if self.graph.adapted else found
+                if self._trains_otherwise:
                     own.train()(*args, **kwargs)
-        except Exception as error:
-            return first_line(error)
+            except Exception as error:
+                return first_line(error)
         pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
         if len(tensors_in(found)) != len(tensors_in(expected)) or not all(
             a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs

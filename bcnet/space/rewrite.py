@@ -18,6 +18,7 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.coupling import Coupling
+from bcnet.space.handwritten import call_functions
 from bcnet.space.operators.table import Site, bind, find, name_of
 from bcnet.space.walk import layer_of
 
@@ -90,6 +91,7 @@ def rewrite(
                     _fill(new[node], slot, fill(graph, slot))
             if node.target is torch.ops.aten.view.default:  # a slice of a weight need not be contiguous
                 new[node].target = torch.ops.aten.reshape.default
+    call_functions(graph, capture.functions, new)
     return graph
 
 
@@ -114,9 +116,14 @@ def _set(node: fx.Node, name: str, value: Any) -> None:
 
 
 def graph_network(
-    capture: Capture, holes: tuple[Slot, ...], units: Any, tensors: Mapping[str, Tensor | nn.Parameter]
+    capture: Capture,
+    holes: tuple[Slot, ...],
+    units: Any,
+    tensors: Mapping[str, Tensor | nn.Parameter],
+    frozen: bool = False,
 ) -> fx.GraphModule:
-    """The network at ``units`` per variable as a module of the rewritten graph; state names are the user's."""
+    """The network at ``units`` per variable as a module of the rewritten graph; state names are the user's. Where it
+    is ``frozen`` its layers stay in the mode that they were captured in."""
     root = nn.Module()
     for name in {name.partition(".")[0] for name in tensors} & _TAKEN:
         raise BcnetError(f"a network built from a graph cannot have a part called {name!r}: rename it in the model")
@@ -131,7 +138,8 @@ def graph_network(
         return graph.get_attr(CONSTANT + name if kind == "constant" else name)
 
     graph = rewrite(capture, holes, lambda _, slot: slot.size.at(units), state)
-    follow_training_mode(graph)
+    if not frozen:
+        follow_training_mode(graph)
     if not is_plain(capture.output):
         root.add_module(STRUCTURED, Structured(capture.output))
         (end,) = graph.find_nodes(op="output")

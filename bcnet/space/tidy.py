@@ -47,7 +47,10 @@ def inline(module: fx.GraphModule) -> None:
 
 
 def keep_contents(graph: fx.Graph) -> None:
-    """Do not empty tensors to free their memory (``x.set_()``): a graph frees what it no longer needs."""
+    """Do not empty tensors to free their memory (``x.set_()``): a graph frees what it no longer needs. Nor hold any to
+    the precision of an ``autocast`` that is gone."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        graph.erase_node(node)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.set_.default):
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)

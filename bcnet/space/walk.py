@@ -140,10 +140,13 @@ def _keep(call: Call, why: str) -> list[Value]:
 def _unknown(target: Any, call: Call) -> str:
     name = name_of(target)
     tensor = next((key for key, value in call.args.items() if isinstance(value, Value)), "x")
+    teach = f'register("{name}", couple=lambda call: call.carry(call.value("{tensor}")))'
+    way = f"if it keeps channels apart, teach it with bcnet.space.{teach}"
+    if not hasattr(target, "_schema"):
+        way = "write that part with plain operators if its channels should vary"
     return (
         f"bcnet does not know the operator {name} (in {call.where}) and keeps the channels that meet it at their full "
-        f'width; if it keeps channels apart, teach it with bcnet.space.register("{name}", '
-        f'couple=lambda call: call.carry(call.value("{tensor}")))'
+        f"width; {way}"
     )
 
 

@@ -225,7 +225,7 @@ class TensorBoard(Listener):
 
 @dataclass
 class Progress:
-    """What training reports after each step; ``loss`` waits for the device when it is read, and is told per ``unit``."""
+    """What training reports after each step; ``loss``, told per ``unit``, waits for the device when it is read."""
 
     step: int
     steps: int

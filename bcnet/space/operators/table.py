@@ -125,7 +125,8 @@ def find(target: Any) -> Operator | None:
 
 
 def name_of(target: Any) -> str:
-    return str(target._schema.name) if isinstance(target, torch._ops.OpOverload) else str(target)
+    plain = getattr(target, "__name__", str(target))
+    return str(target._schema.name) if isinstance(target, torch._ops.OpOverload) else plain
 
 
 def bind(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
