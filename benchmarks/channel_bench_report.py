@@ -31,7 +31,8 @@ PRINTED = {
 }
 """Pearson, Spearman, Kendall of the paper's table; its BCNet is our bc: four bins and a minimum of one."""
 UNTRAINED = {**PREDICTORS, "logs": "sum of log widths", "ceiling": "perfect predictor"}
-GOALS = {"mobilenet": 0.76, "resnet": 0.72}
+GOALS = {"mobilenet": (0.78, 0.80), "resnet": (0.74, 0.78)}
+"""Kendall by scores, and by any predictor."""
 METHODS = ("bcv2", "ua", "autoslim", "tas", "bc")
 """Methods to compare; with a base width of one group, as here, ``bcv2-printed`` is the same as ``bc``."""
 NAMES = ("pearson", "spearman", "kendall")
@@ -73,24 +74,32 @@ AUTHORS = {"bc": "0.30 to 0.54", "autoslim": "0.66"}
 """Kendall of the scores the authors published, on MobileNet, as the project's design notes record it."""
 TEXT = """# Channel-Bench: how well supernets rank networks
 
-Every method trains one supernet on CIFAR-10 (the images re-encoded as JPEG, quality 95) with the same number
-of path passes, four a step in batches of 256, then scores all 16,384 networks of a space; the table says how each does
-when trained alone. Scores are accuracies on training images that the supernet did not see (mean of both sides);
-`images` says how many, `mean` is the mean of all scores. Beside them, Kendall on as many test images, Kendall by loss,
-Kendall of the additive part of the scores (what each variable's width is worth on average, summed up, which leaves out
-most of the noise), Kendall of their [law](search.md#by-score-or-by-law) (the score grows with the logarithm of every
-width, more for a width of many layers unless the scores tell otherwise, which leaves out most of the supernet's own
-errors too; that layers count was seen in these tables), and the accuracy points lost by taking the best-scored
-network under half of the FLOPs, or the best by the law. Rows of several seeds are means, with Kendall of each in
-brackets. Two rows need no training at all: the sum of the logarithms of all widths ranks the MobileNet space as well as
-the paper prints for BCNet, and the same with every width counted once for each of its layers ranks the ResNet space
-better than anything printed. `printed` is the paper's Kendall, after 300 epochs; its BCNet row stands beside `bc`,
-which its authors' configurations are for both spaces (four bins, a minimum of one; an earlier version of this page had
-it beside `bcv2`). They recalibrate batch norm on 20 batches; scores here use the statistics of the scored batches
-(`bcnet bench rank --recalibrate 20` does as they do, and was not run).
-`published` is Kendall of the scores its authors released, against their own table. The perfect predictor knows every
-network's true mean and is limited only by the noise of the table's three seeds. In these spaces, whose base width is
-one group, the formula the paper prints for BCNetV2 is BC: `bc` stands for both.
+Made by `benchmarks/channel_bench_report.py` from [channel-bench.json](channel-bench.json), which
+`benchmarks/channel_bench.py` wrote.
+
+Every method trains one supernet on CIFAR-10 (the images re-encoded as JPEG, quality 95) with the same number of path
+passes, four a step in batches of 256, then scores all 16,384 networks of a space. The released table says how good each
+of them is when it is trained alone, and Kendall's correlation says how well the scores rank them. The columns:
+
+- `images`, `mean`: scores are accuracies on so many training images that the supernet did not see (mean of both
+  sides), and this is their mean over all networks. `Pearson`, `Spearman` and `Kendall` are of these scores.
+- `on test`, `by loss`: Kendall on as many test images, and by loss instead of accuracy.
+- `additive`: Kendall of what each width is worth on average, summed up, which leaves out most of the noise.
+- `law`: Kendall of the [log-width model](search.md#by-score-or-by-law) of the scores, which leaves out most of the
+  supernet's own errors too. That layers count in it was seen in these tables.
+- `regret 50 %`, `by law`: the accuracy points lost by taking the network of the best score under half of the FLOPs, or
+  the best by the law.
+- `printed`: the paper's Kendall, after 300 epochs. Its BCNet row stands beside `bc`, which its authors' configurations
+  are for both spaces (four bins, a minimum of one; an earlier version of this page had it beside `bcv2`). They
+  recalibrate batch norm on 20 batches; scores here use the statistics of the scored batches (`bcnet bench rank
+  --recalibrate 20` does as they do, and was not run). `published` is Kendall of the scores that the authors released,
+  against their own table.
+
+Rows of several seeds are means, with Kendall of each in brackets. Two rows need no training at all: the sum of the
+logarithms of all widths ranks the MobileNet space as well as the paper prints for BCNet, and the same with every width
+counted once for each of its layers ranks the ResNet space better than anything printed. The perfect predictor knows
+every network's true mean and is limited only by the noise of the table's three seeds. In these spaces, whose base width
+is one group, the formula the paper prints for BCNetV2 is BC: `bc` stands for both.
 """
 
 
@@ -302,11 +311,17 @@ def page(data: dict[str, Any]) -> str:
         ours = [r for r in data["experiments"] if r["space"] == space and r["method"] == "bcv2"]
         reached = max(r["kendall"] for r in ours)
         by_log_width = max(_at(r, "held_out", "law", "kendall") for r in ours)
-        verdict = "reached" if reached >= GOALS[space] else "not reached"
-        also = "reached" if by_log_width >= GOALS[space] else "not reached"
-        lines += ["", f"The goal for `bcv2` is Kendall {GOALS[space]}: {verdict} by scores (best {reached:.3f}),"]
-        lines += [f"{also} by the law (best {by_log_width:.3f})."]
-        lines.append("")
+        by_score, by_any = GOALS[space]
+        verdict = "reached" if reached >= by_score else "missed"
+        also = "reached" if by_log_width >= by_any else "missed"
+        lines += [
+            "",
+            f"The goal by scores is Kendall {by_score:.2f}, which `bcv2` {verdict} (best row {reached:.3f}), by any",
+            f"predictor {by_any:.2f}, which its law {also} (best row {by_log_width:.3f}). The best of several rows is",
+            "a choice by the table that judges, so these are upper ends. An earlier version of this page had lower",
+            "goals, 0.76 and 0.72, which the law reached.",
+            "",
+        ]
     for part, section in (("stand_in", stand_in), ("readings", readings), ("tried", tried)):
         if data.get(part):
             lines += section(data)

@@ -30,6 +30,7 @@ from coverage_checks import (
 from torch import Tensor, nn
 
 from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.resize import sliced
 from bcnet.supernet.supernet import Supernet
 
 Row = dict[str, Any]
@@ -66,6 +67,7 @@ def measure_bcnet(model: nn.Module, inputs: Inputs, row: Row, check: Check) -> N
     check("full width", lambda: agree(space.build(space.max, weights_of=model), model, inputs, full, pick(space)))
     check("sliced is zeroed", lambda: row.update(sliced=check_sliced(space, random, model, inputs)))
     check("supernet", lambda: check_supernet(space, random, inputs))
+    check("gradients", lambda: row.update(gradients=check_gradients(space, random, inputs, row)))
 
 
 def pick(space: NetworkSpace) -> Pick:
@@ -76,8 +78,11 @@ def pick(space: NetworkSpace) -> Pick:
 def timed_trace(model: nn.Module, inputs: Inputs, row: Row) -> NetworkSpace:
     start = time.process_time()
     try:
-        with timed_export() as export:
-            return trace(model, inputs[0] if len(inputs) == 1 else inputs)
+        with timed_export() as export, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            space = trace(model, inputs[0] if len(inputs) == 1 else inputs)
+        row["told"] = next((str(w.message) for w in caught if "has gradients of its own" in str(w.message)), None)
+        return space
     finally:
         row["seconds"] = round(time.process_time() - start, 2)
         row["export_seconds"] = round(sum(export), 2)
@@ -222,6 +227,58 @@ def check_supernet(space: NetworkSpace, widths: np.ndarray, inputs: Inputs) -> N
                 buffer.copy_(stats[name])
         path = _Path(net, plan, stats, len(many))
         agree(path, network, many, f"its {side} path differs from the network built of it", space.output)
+
+
+def check_gradients(space: NetworkSpace, widths: np.ndarray, inputs: Inputs, row: Row) -> str:
+    """A path of the supernet learns as the network built of its weights, or tracing has said that it does not."""
+    net = Supernet(space, "bcv2")
+    randomise(net)
+    network, plan, many = space.build(widths, weights_of=net), net.plan(widths), batch(inputs, 2, noise=0.3)
+    stats = net.statistics(plan, many[0] if len(many) == 1 else many, net.views(plan))
+    with torch.no_grad():
+        for name, buffer in network.named_buffers():
+            if name in stats:
+                buffer.copy_(stats[name])
+    path, axes = _Path(net, plan, stats, len(many)), space.coupling.axes
+    names = [name for name, p in network.named_parameters() if p.requires_grad]
+    for exact in (False, True):  # in double precision where rounding could explain a difference
+        try:
+            if exact:
+                path, network = path.double(), network.double()
+                many = tuple(t.double() if t.is_floating_point() else t for t in many)
+            own = gradients(network, dict(network.named_parameters()), names, many, space.output)
+        except Exception as error:  # in evaluation a forward may overwrite what its gradients need
+            return f"not comparable: {type(error).__name__}"
+        found = gradients(path, dict(net.named_parameters()), names, many, space.output)
+        for name in set(names) & set(axes):
+            found[name] = sliced(found[name], axes[name], plan.units, net.total_units, plan.side)
+        usual = float(np.median([float(g.abs().max()) for g in own.values() if g.numel()] or [0.0]))
+        differ = [name for name in names if not close(found[name], own[name], usual)]
+        if not differ:
+            return "equal"
+    if row["told"] is None:
+        raise Wrong(f"a path learns otherwise than the network built of it: {len(differ)} parameters, as {differ[0]}")
+    return "told"
+
+
+def gradients(
+    network: nn.Module, parameters: dict[str, nn.Parameter], names: list[str], inputs: Inputs, pick: Pick
+) -> dict[str, Tensor]:
+    """The gradients of a random sum of the outputs; zeros where there is none."""
+    torch.manual_seed(0)
+    outputs = [t for t in tensors(pick(network.eval()(*inputs))) if t.requires_grad]
+    torch.manual_seed(0)
+    sums = [(t * torch.randn(t.shape, dtype=torch.float64).to(t)).sum() for t in outputs]
+    wanted = [parameters[name] for name in names]
+    found = torch.autograd.grad(sums, wanted, allow_unused=True) if sums and wanted else [None] * len(wanted)
+    return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, wanted, found, strict=True)}
+
+
+def close(found: Tensor, own: Tensor, usual: float) -> bool:
+    """Whether gradients differ by no more than rounding does, by their own size and that of most others."""
+    if found.shape != own.shape or not own.numel():
+        return found.shape == own.shape
+    return float((found - own).abs().max()) <= 1e-3 * float(own.abs().max()) + 1e-5 * usual
 
 
 class _Path(nn.Module):

@@ -1,10 +1,10 @@
 """How long ``trace`` takes beside an earlier bcnet, and whether both find the same space.
 
-    python benchmarks/coverage_speed.py CHECKOUT [--count 40] [--limit SECONDS]
+    python benchmarks/coverage_speed.py CHECKOUT [--count 40] [--limit SECONDS] [--out FILE]
 
 CHECKOUT is a folder with the earlier commit. Networks are drawn at random from the lists of coverage.py; each is made
 once and traced by the two in turn, in child processes of one thread, after a small network to warm up. Writes
-docs/results/coverage-speed.json.
+docs/results/coverage-speed.json, or FILE there.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which no further network is begun")
+    parser.add_argument("--out", default="coverage-speed.json", metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
     before, now = options.checkout.resolve(), HERE.parent.resolve()
@@ -108,7 +109,7 @@ def main() -> None:
         "all_same": all(all(row["same"].values()) for row in rows),
         "rows": rows,
     }
-    (HERE.parent / "docs" / "results" / "coverage-speed.json").write_text(json.dumps(results, indent=1) + "\n")
+    (HERE.parent / "docs" / "results" / options.out).write_text(json.dumps(results, indent=1) + "\n")
     print({key: value for key, value in results.items() if key != "rows"})
 
 

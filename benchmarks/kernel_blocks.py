@@ -32,8 +32,7 @@ BLOCKS: dict[str, list[dict[str, Any]]] = {
     "depthwise": [{"rows": t} for t in ((8, 64, 4), (16, 32, 4))],
     "depthwise back": [{"rows_back": t} for t in ((16, 32, 4), (8, 64, 4))],
     "project back": [
-        {"pointwise_back": t, "pointwise_back_registers": r, "programs": 132 * p}
-        for t, r, p in (((64, 32, 4), 128, 8), ((64, 32, 4), None, 6), ((128, 32, 8), 128, 4))
+        {"pointwise_back": t, "programs": 132 * p} for t, p in (((64, 32, 4), 8), ((64, 32, 4), 6), ((128, 32, 8), 4))
     ],
     "expand": [{"pointwise": t} for t in ((128, 64, 4), (128, 64, 8), (256, 64, 8))],
     "project": [{"pointwise": t} for t in ((128, 64, 4), (256, 64, 8))],

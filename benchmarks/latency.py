@@ -67,8 +67,10 @@ def page(rows: list[dict[str, Any]]) -> str:
         "not seen, are predicted and timed. The errors are relative to the measured latency; Kendall's correlation",
         "says how well predictions, and FLOPs for comparison, rank the networks: 20, or 5 by onnxruntime.",
         "",
-        "Rows of before 17 November 2026 were timed by the clock on the wall, on a machine with other work as well.",
-        "With one thread, latency is now the time in which that thread had a core; they have not been measured again.",
+        "With one thread, latency is the time in which that thread had a core, so that other programs on the machine",
+        "hardly count. The rows this page had before 17 November 2026 were timed by the clock on the wall; all of them",
+        "were measured again. A table of layers gets most of the ranking right, as FLOPs do; what FLOPs cannot say is",
+        "how many milliseconds a network takes.",
         "",
         "| network | device | by | threads | batch | table, s | full, ms | mean error | most | Kendall | FLOPs' |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -78,6 +80,12 @@ def page(rows: list[dict[str, Any]]) -> str:
         cells += [f"{r['full_ms']:.3g}", f"{r['error_mean']:.1%}", f"{r['error_most']:.1%}"]
         cells += [f"{r['kendall']:.3f}", f"{r['kendall_flops']:.3f}"]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    lines += [
+        "",
+        "**What this does not show**: a GPU, several threads, batches, other machines, and an idle one: other work ran",
+        "beside these, and caches are shared. Widths are random; those that a search prefers can be off by more, so",
+        "a run measures its finalists and corrects the table until the budget holds.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -237,7 +237,10 @@ def options(args: argparse.Namespace) -> Options:
 
 
 def judge(args: argparse.Namespace) -> None:
-    rows = []
+    """Rows of seeds whose scores are not there any more stay."""
+    judged = {file.stem for file in args.scores.glob("*.npz")}
+    earlier = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    rows = [row for row in earlier if f"{row['space']}-{row['seed']}" not in judged]
     for file in sorted(args.scores.glob("*.npz")):
         held = np.load(file)
         facts = json.loads(str(held["facts"]))
@@ -247,6 +250,7 @@ def judge(args: argparse.Namespace) -> None:
             kendalls = {name: float(kendalltau(score, table.mean).statistic) for name, score in scores.items()}
             rows.append({"scores": "cuts" if what else "supernet", "kendall": kendalls, **facts})
             print(facts["space"], facts["seed"], rows[-1]["scores"], {k: round(v, 3) for k, v in kendalls.items()})
+    rows.sort(key=lambda row: (row["space"], row["seed"]))
     RESULT.write_text(json.dumps({"judged": provenance(), "rows": rows}, indent=1) + "\n")
 
 

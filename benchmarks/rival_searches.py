@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from intervals import half
 from law_report import RESULTS, row
-from numpy.typing import NDArray
-from scipy.stats import t
+from search import Mean
 
 from bcnet.bench import ChannelBench
 from bcnet.search import SearchConfig, search
@@ -32,16 +32,6 @@ STRATEGIES = {
     "random, filling the budget": SearchConfig(strategy="random"),
     "uniform (the candidates about it)": SearchConfig(strategy="uniform"),
 }
-
-
-class Mean:
-    """A table that answers with the mean of its training runs."""
-
-    def __init__(self, table: ChannelBench):
-        self.scorer = table.scorer()
-
-    def score_many(self, widths: NDArray[np.int64]) -> NDArray[np.float64]:
-        return self.scorer.score_many(widths, "mean")
 
 
 def measured(folder: Path, seeds: int) -> list[dict[str, Any]]:
@@ -70,13 +60,9 @@ def page(data: dict[str, Any]) -> str:
     for name in STRATEGIES:
         mine = [r for r in rows if r["search"] == name]
         by_seed = [np.mean([r["regret"] for r in mine if r["seed"] == s]) for s in sorted({r["seed"] for r in mine})]
-        half = (
-            f"± {t.ppf(0.975, len(by_seed) - 1) * np.std(by_seed, ddof=1) / len(by_seed) ** 0.5:.3f}"
-            if len(by_seed) > 1
-            else ""
-        )
+        width = f"± {half(by_seed):.3f}" if len(by_seed) > 1 else ""
         cells = [np.mean([r["regret"] for r in mine if (r["space"], r["share"]) == case]) for case in cases]
-        lines.append(row(name, f"{np.mean(by_seed):.3f}", half, *(f"{cell:.3f}" for cell in cells)))
+        lines.append(row(name, f"{np.mean(by_seed):.3f}", width, *(f"{cell:.3f}" for cell in cells)))
     networks = json.loads((RESULTS / "rival-networks.json").read_text())
     return TEXT.format(
         seeds=data["seeds"],
@@ -104,10 +90,9 @@ def network_rows(rows: list[dict[str, Any]]) -> str:
     for how, name in names:
         mine = [r for r in rows if (r["how"], r["method"]) == (how, name)]
         values = [r["accuracy"] for r in mine]
-        spread = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-        half = f"± {t.ppf(0.975, len(values) - 1) * spread:.2f}" if len(values) > 1 else ""
+        width = f"± {half(values):.2f}" if len(values) > 1 else ""
         start, used = {"trained": "a trained network", "scratch": "scratch"}[how], np.mean([r["used"] for r in mine])
-        lines.append(row(start, name, f"{np.mean(values):.2f}", half, str(len(values)), f"{used:.0%}"))
+        lines.append(row(start, name, f"{np.mean(values):.2f}", width, str(len(values)), f"{used:.0%}"))
     return "\n".join(lines)
 
 

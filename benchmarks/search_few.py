@@ -13,7 +13,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-from rival_searches import SHARES, SPACES, Mean
+from rival_searches import SHARES, SPACES
+from search import Mean
 
 from bcnet.bench import ChannelBench
 from bcnet.search import SearchConfig, search

@@ -54,6 +54,8 @@ def wanted(bench: Bench) -> Iterator[tuple[str, list[launch.Request]]]:
 
 def main() -> None:
     device, begun = sys.argv[1], time.perf_counter()
+    if device == "cuda":
+        torch.cuda.init()
     with ThreadPoolExecutor(1) as pool:
         waiting = []
         for name, requests in wanted(Bench(device)):
@@ -61,7 +63,8 @@ def main() -> None:
             if device == "cuda":
                 waiting.append((name, pool.submit(launch.compile_all, requests, 0)))
         for name, made in waiting:
-            print(f"{name}: {made.result()} kernels, {time.perf_counter() - begun:5.1f} s", flush=True)
+            outcome = made.exception() or f"{made.result()} kernels"
+            print(f"{time.perf_counter() - begun:5.1f} s {name}: {outcome}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Times where users wait, one row after the other, each beside PyTorch's own way in the same process, by turns.
 
-    python benchmarks/speed_rows.py --ahead [--seconds 90]
-    python benchmarks/speed_rows.py --out FILE.json [--rows NAME ...] [--seconds 400] [--device cpu]
+    python benchmarks/device_tests.py --out $OUT/device-tests.json --seconds 100 > $OUT/device-tests.txt 2>&1 &
+    python benchmarks/speed_rows.py --ahead --seconds 90 2>&1 | tee $OUT/ahead.txt; wait
+    python benchmarks/speed_rows.py --out $OUT/speed-rows.json --seconds 400 2>&1 | tee $OUT/rows.txt
 
 Rows come in the order of their importance. A row runs in a process of its own with a limit of seconds, so that one that
 fails or hangs costs no other, and what it has found until then is kept; the file is written after each. What a row does
-before its first ``yield`` is for the CPU alone and is not timed: it happens while the row before is measured. The first
-command measures nothing: it fills the compilers' caches, so that rows need not wait for them, and may run beside
+before its first ``yield`` is for the CPU alone and is not timed: it happens while the row before is measured. With
+``--ahead`` nothing is measured: it fills the compilers' caches, so that rows need not wait for them, and may run beside
 other work. Images are random: speed does not depend on them. ``--device cpu`` tries the script with the reference
-kernels at tiny sizes. Rows ``imagenet NAME`` take up to 200 steps of a recipe's supernet, scoring and retraining.
+kernels at tiny sizes, ``--rows NAME ...`` takes some rows. Those
+named ``imagenet NAME`` take up to 200 steps of a recipe's supernet, scoring and retraining.
 """
 
 from __future__ import annotations

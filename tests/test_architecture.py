@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "bcnet"
@@ -74,6 +75,40 @@ def test_every_room_is_there_and_nothing_lies_beside_them() -> None:
 def test_files_stay_short_enough_to_read() -> None:
     long = {p.name: n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 400}
     assert not long
+
+
+def defined() -> set[str]:
+    """The dotted names of all modules, functions, classes and members, inherited ones included, in the package."""
+    trees = {path: ast.parse(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+    classes = {n.name: n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+
+    def members(node: ast.ClassDef) -> set[str]:
+        own = {m.target.id for m in node.body if isinstance(m, ast.AnnAssign) and isinstance(m.target, ast.Name)}
+        bases = [classes[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in classes]
+        return own.union({m.name for m in node.body if isinstance(m, ast.FunctionDef)}, *map(members, bases))
+
+    found = set()
+    for path, tree in trees.items():
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        found.add(module)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and path.name == "__init__.py":
+                found |= {f"{module}.{name.name}" for name in node.names}
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(f"{module}.{node.name}")
+            if isinstance(node, ast.ClassDef):
+                found |= {f"{module}.{node.name}.{member}" for member in members(node)}
+    return found
+
+
+def test_the_design_names_what_there_is() -> None:
+    page = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
+    section = page[page.index("## How data flows") :]
+    files = {"rank.json", "widths.json"}
+    named = set(re.findall(r"`([A-Za-z_][\w.]*)`", section)) - files
+    known = [f".{name}" for name in defined()]
+    assert len(named) > 40
+    assert not [name for name in sorted(named) if not any(other.endswith(f".{name}") for other in known)]
 
 
 def test_tests_lie_in_the_rooms_they_test() -> None:

@@ -2,7 +2,8 @@
 
 A variant is a recipe with some changes. Variants that differ in their search alone share a supernet, which is a run of
 its own in FOLDER/supernets; what each finds is looked up in a table of networks trained alone or trained as the recipe
-says, and becomes a line of FOLDER/results.jsonl, so that a stopped ablation goes on where it was.
+says, and becomes a line of FOLDER/results.jsonl, so that a stopped ablation goes on where it was. A variant that cannot
+hold the budget has a line that says so, and the others go on.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class Ablation:
         self._runs: dict[str, Run] = {}
 
     def work(self, chosen: Sequence[Variant], seeds: Sequence[int]) -> list[dict[str, Any]]:
-        """Lines (variant, seed) with the accuracy in percent of what was found; those that are known are not repeated,
-        nor are settings that two ablations share."""
+        """Lines (variant, seed) with the accuracy in percent of what was found, or the ``failure`` to hold the budget;
+        those that are known are not repeated, nor are settings that two ablations share."""
         self.folder.mkdir(parents=True, exist_ok=True)
         done = {row["key"]: row for row in self._known()}
         jobs = [(v, s) for v in chosen for s in seeds]
@@ -152,25 +153,30 @@ class Ablation:
         return self.recipe.changed(**whole, search=settings, prior=prior, seed=seed)
 
     def _one(self, variant: Variant, seed: int) -> dict[str, Any]:
-        """Search in the supernet of a variant, and learn how good what was found is."""
+        """Search in the supernet of a variant, and learn how good what was found is; or why nothing can be found."""
         recipe = self._changed(variant, seed)
-        run = self._supernet(recipe)
+        run = self._opened(recipe)
+        try:
+            self._train_supernet(run)
+        except BcnetError as error:
+            if _can_hold(run):
+                raise
+            return {"failure": str(error)}
         scorer = open_scorer(run)
         strategy = recipe.search.strategy
         initial = path_losses(run, recipe.prior) if recipe.prior and strategy in ("evolution", "prior") else None
         config = replace(recipe.search, seed=seed)
         found = search(run.space, scorer, run.constraints.budgets, run.costs, config, initial=initial)
         if found.best is None:
-            raise BcnetError(
-                f"{variant.ablation}, {variant.name}: nothing within {', '.join(recipe.budgets)} got a score"
-            )
+            said = f"nothing within {', '.join(recipe.budgets)} got a score in {len(found.trials)} evaluations"
+            return {"failure": "; ".join([said, *found.notes])}
         widths = np.array(found.best.widths)
         accuracy = self._trained(run, recipe, widths) if self.table is None else float(self.table.query(widths).mean)
         figures = {"widths": widths.tolist(), "costs": run.cost_of(widths), "evaluations": len(found.trials)}
         return {**figures, "score": found.best.score, "accuracy": accuracy}
 
-    def _supernet(self, recipe: Recipe) -> Run:
-        """The run whose supernet has the recipe's settings, trained; searches share it."""
+    def _opened(self, recipe: Recipe) -> Run:
+        """The run whose supernet has the recipe's settings; searches share it."""
         same = recipe.changed(search=self.recipe.to_dict()["search"], prior=None)
         name = digest(same.to_yaml().encode())[:12]
         if name not in self._runs:
@@ -180,9 +186,12 @@ class Ablation:
                 if not run.done("run"):
                     Run.create(run.folder, same, facts(command_line(), same, str(run.device)))
                 run.listener = self.listener
-                run_stages(run, "train")
             self._runs[name] = run
         return self._runs[name]
+
+    def _train_supernet(self, run: Run) -> None:
+        with run.lock():
+            run_stages(run, "train")
 
     def _trained(self, run: Run, recipe: Recipe, widths: Any) -> float:
         """Accuracy in percent, on the test images where there are some, after training from scratch."""
@@ -194,26 +203,37 @@ class Ablation:
         return 100 * evaluate(network, source, run.task, bf16=recipe.retrain.bf16)["score"]
 
 
+def _can_hold(run: Run) -> bool:
+    """Whether the narrowest network of a run is within its budgets."""
+    return bool(run.constraints.feasible(run.space.min[None])[0])
+
+
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mean accuracy of every variant over its seeds, with half the width of a 95 % interval (Student's t)."""
+    """Mean accuracy of every variant over the seeds that found something, with half the width of a 95 % interval
+    (Student's t), and the ``failure`` of a seed that did not."""
     from scipy.stats import t
 
-    groups: dict[tuple[str, str], list[float]] = {}
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["ablation"], row["variant"]), []).append(row["accuracy"])
+        groups.setdefault((row["ablation"], row["variant"]), []).append(row)
     found = []
-    for (ablation, variant), values in groups.items():
+    for (ablation, variant), mine in groups.items():
+        values = [row["accuracy"] for row in mine if "accuracy" in row]
+        failures = [row["failure"] for row in mine if "failure" in row]
         n = len(values)
         half = float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / math.sqrt(n)) if n > 1 else None
-        mean = float(np.mean(values))
-        found.append({"ablation": ablation, "variant": variant, "mean": mean, "half": half, "by_seed": values})
+        told = {"mean": float(np.mean(values)) if values else None, "half": half, "by_seed": values}
+        why = {"failed": len(failures), "failure": failures[0]} if failures else {}
+        found.append({"ablation": ablation, "variant": variant, **told, **why})
     return found
 
 
 def figure(found: Sequence[Mapping[str, Any]]) -> str:
-    """Every variant as a dot with its interval, one below the other, as an SVG image."""
-    lows = [row["mean"] - (row["half"] or 0) for row in found]
-    highs = [row["mean"] + (row["half"] or 0) for row in found]
+    """Every variant as a dot with its interval, one below the other, as an SVG image; without a dot where it found
+    nothing within the budget."""
+    known = [row for row in found if row["mean"] is not None]
+    lows = [row["mean"] - (row["half"] or 0) for row in known] or [0.0]
+    highs = [row["mean"] + (row["half"] or 0) for row in known] or [0.0]
     low, high = min(lows), max(max(highs), min(lows) + 1e-6)
     lines, y, before = [], 20.0, ""
     for row in found:
@@ -221,6 +241,10 @@ def figure(found: Sequence[Mapping[str, Any]]) -> str:
             y, before = y + 22, row["ablation"]
             lines.append(f'<text x="10" y="{y + 4:.0f}" font-weight="bold">{before}</text>')
         y += 18
+        if row["mean"] is None:
+            lines.append(f'<text x="230" y="{y + 4:.0f}" text-anchor="end">{row["variant"]}</text>')
+            lines.append(f'<text x="240" y="{y + 4:.0f}">cannot hold the budget</text>')
+            continue
         x, half = 240 + 420 * (row["mean"] - low) / (high - low), 420 * (row["half"] or 0) / (high - low)
         lines.append(f'<text x="230" y="{y + 4:.0f}" text-anchor="end">{row["variant"]}</text>')
         lines.append(

@@ -13,7 +13,7 @@ def flag(name: str, help: str, **more: Any) -> Any:
 
 
 JSON = flag("--json", "Print JSON for programs instead of a table.")
-TRUST = flag("--trust", "Allow the Python file that a recipe or a run names as its network to be run.")
+TRUST = flag("--trust", "Allow running the Python file that a recipe or a run names as its network.")
 MODEL = typer.Argument(
     metavar="MODEL", help="The network: zoo:NAME (or NAME), timm:NAME, torchvision:NAME or path/to/file.py:NAME."
 )
@@ -23,13 +23,13 @@ BUDGET = typer.Option(
     "--budget", metavar="NAME=VALUE", help="What the slim network may cost: flops=50%, params=3M, ...; may be repeated."
 )
 GROUPS = typer.Option("--groups", help="How many groups a layer's channels are divided into: its possible widths.")
-BASE = typer.Option("--base", help="How many of these groups the narrowest width that is tried has.")
+BASE = typer.Option("--base", help="How many of these groups the narrowest width has.")
 ROUND_TO = typer.Option("--round-to", help="Keep widths multiples of this number, in layers whose own width is one.")
-INPUT = typer.Option("--input", metavar="C,H,W", help="The shape of one input; else the network's own.")
+INPUT = typer.Option("--input", metavar="C,H,W", help="The shape of one input; by default the network's own.")
 IGNORE = typer.Option("--ignore", metavar="PATTERN", help="Layers that keep their width; may be repeated.")
-SQUEEZE = flag("--squeeze", "Also vary the squeeze widths, which zoo:efficientnet_b0_imagenet keeps otherwise.")
-DEVICE = typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1, ...; else a GPU where there is one.")
-AGAIN = flag("--again", "Do this stage again, and forget the stages after it.")
+SQUEEZE = flag("--squeeze", "Also vary squeeze widths, which zoo:efficientnet_b0_imagenet otherwise keeps.")
+DEVICE = typer.Option("--device", help="Where to compute: cpu, cuda, cuda:1, ...; by default a GPU if there is one.")
+AGAIN = flag("--again", "Repeat this stage, and forget the stages after it.")
 LOG = typer.Option("--log", metavar="tensorboard", help="Also write every curve to RUN/tensorboard.")
 
 SPACE = typer.Argument(metavar="SPACE", help="The benchmark's space: mobilenet or resnet.")

@@ -19,7 +19,7 @@ def pick(
     trust: Annotated[bool, options.TRUST] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Fine-tune one more network for another budget, chosen from the scores that a run has; nothing is repeated."""
+    """Fine-tune one more network for another budget, chosen from the scores a run already has."""
     from bcnet.run import pipeline
     from bcnet.utils.progress import shown
 

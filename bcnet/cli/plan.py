@@ -7,10 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bcnet.cli.console import console, print_json, table
+from bcnet.utils.progress import Lines, Listener
+
+LONG = 3600.0
+"""Seconds from which on a plan says what would take less."""
 
 if TYPE_CHECKING:
     from bcnet.run.recipe import Recipe
     from bcnet.run.session import Run
+
+
+class _Notes(Listener):
+    """Prints notes, and nothing of the steps that are only tried."""
+
+    def note(self, text: str) -> None:
+        Lines().note(text)
 
 
 def print_plan(recipe: Recipe, device: str | None, as_json: bool) -> None:
@@ -23,6 +34,7 @@ def print_plan(recipe: Recipe, device: str | None, as_json: bool) -> None:
 
     with tempfile.TemporaryDirectory(prefix="bcnet-plan-") as folder:
         run = Run(Path(folder) / "run", device)
+        run.listener = _Notes()
         Run.create(run.folder, recipe, facts(command_line(), recipe, str(run.device)))
         with run.lock():
             run_stages(run, "trace")
@@ -35,6 +47,8 @@ def print_plan(recipe: Recipe, device: str | None, as_json: bool) -> None:
     memory = f"memory: {format_cost('memory', plan.memory)}, " if plan.memory else ""
     disk = f"disk: {format_cost('memory', plan.disk)}"
     console().print(f"{memory}{disk}; from some steps on this machine, as busy as it is now", soft_wrap=True)
+    if plan.total > LONG:
+        console().print("shorter: --effort quick, --compare none, smaller images (loading.image_size)", soft_wrap=True)
 
 
 def tell_plan(run: Run, until: str) -> None:

@@ -25,7 +25,7 @@ def report(
 ) -> None:
     """Write the report of a run, or one page that shows several side by side.
 
-    Earlier stages of a single run that are not done yet are done first.
+    For a single run, earlier stages are done first where they are missing.
     """
     from bcnet.run.report import write_several
 
@@ -44,16 +44,18 @@ def report(
 
 
 def _drawn_alone(folder: Path, device: str | None) -> Run | None:
-    """A run whose network is made by a Python file, its page drawn from its results, for which that file is not run;
-    None where there is no such file, or where stages are missing."""
+    """A run whose network is made by a Python file, or was given in Python, its page drawn from its results, for which
+    that code is not needed; None where there is no such code, or where stages are missing."""
     from bcnet.run.folder import RunFolder
     from bcnet.run.pipeline import stages_of
+    from bcnet.run.recipe import PYTHON
     from bcnet.run.session import Run
     from bcnet.run.stages.compare import report_run
 
     run = Run(RunFolder.open(folder).folder, device)
     needed = [name for name in stages_of(run.recipe) if name not in ("export", "report")]
-    if run.recipe.python_file is None or not all(run.done(name) for name in needed):
+    by_code = run.recipe.python_file is not None or run.recipe.model == PYTHON
+    if not by_code or not all(run.done(name) for name in needed):
         return None
     with run.lock():
         report_run(run)

@@ -42,7 +42,7 @@ def run(
         str | None,
         typer.Option(
             metavar="trained|scratch",
-            help="Whether slim networks keep what the network has learnt, or learn anew as in the paper.",
+            help="Keep what the network has learnt (trained), or train from scratch as in the paper.",
         ),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A recipe by name or file; see `bcnet recipe list`.")] = None,
@@ -53,24 +53,27 @@ def run(
     effort: Annotated[
         str,
         typer.Option(
-            metavar="quick|normal|paper", help="How much to train and search: for a first look, normally, as the paper."
+            metavar="quick|normal|paper",
+            help="How much to train and search: quick for a first look, paper for as long as the paper.",
         ),
     ] = "normal",
     compare: Annotated[
         str | None,
-        typer.Option(metavar="NAMES|none", help="What else to train, for comparison only: full,uniform, ...; or none."),
+        typer.Option(
+            metavar="NAMES|none", help="What else to train, only to compare with: full,uniform, ...; or none."
+        ),
     ] = None,
     latency_backend: Annotated[
-        str | None, typer.Option(metavar="torch|onnxruntime", help="What runs the networks whose latency is measured.")
+        str | None, typer.Option(metavar="torch|onnxruntime", help="What runs the networks when latency is measured.")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="How many times to train every slim network: several give intervals.")
+        int | None, typer.Option(help="How often to train every slim network; more than once gives intervals.")
     ] = None,
     plan: Annotated[
-        bool, options.flag("--plan", "Only say how long it will take, and how much memory and disk.")
+        bool, options.flag("--plan", "Print how long the run would take, its memory and disk, and stop there.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="The folder of the run; else a new one under runs/.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder, which was stopped.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; by default a new one under runs/.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the stopped run in this folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of every random choice.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -84,9 +87,9 @@ def run(
     log: Annotated[str, options.LOG] = "",
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Slim a network within a budget: what it has learnt is kept, and the slim networks learn from it.
+    """Slim a network to a budget, starting from what it has learnt and with it as the teacher.
 
-    With nothing said, a small network on digits in clutter is slimmed to 12% of its FLOPs: nothing is downloaded.
+    Without arguments it slims a small network for cluttered digits to 12% of its FLOPs, and downloads nothing.
     """
     from bcnet.run.effort import with_effort
     from bcnet.run.pipeline import check_stage

@@ -42,7 +42,7 @@ def stage_command(name: str) -> Callable[..., None]:
         work(open_run(run, device, trust), name, as_json, again=again)
 
     command.__name__ = name
-    command.__doc__ = f"{STAGES[name]}\n\nEarlier stages that are not done yet are done first."
+    command.__doc__ = f"{STAGES[name]}\n\nEarlier stages are done first where they are missing."
     return command
 
 

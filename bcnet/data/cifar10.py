@@ -1,7 +1,7 @@
 """CIFAR-10 from a folder in any of its three forms: binary, pickled batches, or parquet files.
 
-All are brought into rows of the official binary form, one label and 3,072 pixel values (channels, rows, columns).
-Parquet holds compressed images, so their rows are kept in the user's cache once decoded.
+All are turned into rows of the official binary form: one label and 3,072 pixel values (channels, rows, columns).
+Parquet holds compressed images, so their rows are cached once decoded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Rows = NDArray[np.uint8]
 _ROW = 1 + 3 * 32 * 32
 _DIGEST = 32
 _MOST_ROWS = 10**6
-"""Images that a parquet file may say it holds."""
+"""The most images that a parquet file may claim to hold."""
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
 
@@ -80,7 +80,7 @@ def _unpack(parts: list[Rows]) -> Labelled:
 def _pack(images: Rows, labels: list[Any], path: Path) -> Rows:
     """Images (n, 3072) and labels (n) as rows (n, 3073)."""
     if not all(isinstance(label, int) and abs(label) < 2**31 for label in labels):
-        raise BcnetError(f"{path} has labels that are no whole numbers")
+        raise BcnetError(f"{path} has labels that are not whole numbers")
     numbers = np.array(labels, dtype=np.int64)
     if images.shape != (len(numbers), _ROW - 1) or not len(numbers):
         raise BcnetError(f"{path} does not hold one label for every image of 3 x 32 x 32 values")
@@ -98,14 +98,14 @@ def _check_labels(labels: NDArray[Any], path: Path) -> None:
 def _read_binary(path: Path) -> Rows:
     values = np.fromfile(path, dtype=np.uint8)
     if not len(values) or len(values) % _ROW:
-        raise BcnetError(f"{path} is no whole number of CIFAR-10 records of {_ROW:,} bytes: download it again")
+        raise BcnetError(f"{path} is not a whole number of CIFAR-10 records of {_ROW:,} bytes: download it again")
     rows = values.reshape(-1, _ROW)
     _check_labels(rows[:, 0], path)
     return rows
 
 
 class _PickledDtype:
-    """Stands in for numpy.dtype while unpickling; only unsigned bytes are known."""
+    """Stands in for numpy.dtype while unpickling; it accepts unsigned bytes only."""
 
     def __init__(self, kind: str | bytes, *_: object):
         if kind not in ("u1", b"u1"):
@@ -144,11 +144,11 @@ class _CifarUnpickler(pickle.Unpickler):
             return _PickledDtype
         if (module, name) == ("numpy", "ndarray") or (module in _MULTIARRAY and name == "_reconstruct"):
             return _PickledArray
-        raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays, lists and texts are read")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and only arrays, lists and strings are read")
 
 
 def _check_memo(data: bytes) -> None:
-    """A few bytes can ask for a memo of gigabytes: places in it may not be more than the bytes of the file."""
+    """A few bytes can ask for a memo of gigabytes, so its indices may not exceed the size of the file."""
     for operation, argument, _ in pickletools.genops(data):
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(data):
             raise pickle.UnpicklingError("it asks for more memory than it can need")
@@ -161,12 +161,12 @@ def _read_pickled(path: Path) -> Rows:
         content = _CifarUnpickler(io.BytesIO(pickled)).load()
     except Exception as error:  # a damaged or hostile file can fail in any way
         reason = str(error)[:120] or "unreadable"
-        raise BcnetError(f"{path} is no batch of CIFAR-10's Python version: {reason}") from None
+        raise BcnetError(f"{path} is not a batch of CIFAR-10's Python version: {reason}") from None
     fields = content if isinstance(content, dict) else {}
     data = fields.get(b"data", fields.get("data"))
     labels = fields.get(b"labels", fields.get("labels"))
     if not isinstance(data, _PickledArray) or not isinstance(labels, list):
-        raise BcnetError(f"{path} is no batch of CIFAR-10's Python version: it lacks data or labels")
+        raise BcnetError(f"{path} is not a batch of CIFAR-10's Python version: it lacks data or labels")
     return _pack(data.values, labels, path)
 
 
@@ -191,7 +191,7 @@ def _read_parquet(path: Path) -> Rows:
 
 
 def _read_cached(path: Path) -> Rows | None:
-    """Decoded rows, which stand behind their digest; None where they are not what was written."""
+    """Decoded rows, stored after their digest; None where they are not what was written."""
     try:
         data = read_regular(path)
     except OSError:
@@ -218,11 +218,11 @@ def _decode_parquet(path: Path) -> Rows:
             table = file.read()
         names = table.column_names
         labels = table["label"].to_pylist() if "label" in names else []
-    except (pyarrow.ArrowException, OSError, ValueError) as error:  # texts may be no UTF-8
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # strings may not be UTF-8
         if isinstance(error, BcnetError):
             raise
         reason = first_line(error)
-        raise BcnetError(f"{path} is no parquet file: {reason:.200}") from None
+        raise BcnetError(f"{path} is not a parquet file: {reason:.200}") from None
     column = next((name for name in ("img", "image") if name in names), None)
     if column is None or "label" not in names:
         found = ", ".join(" ".join(name.split()) for name in names)

@@ -1,8 +1,8 @@
 """Digits in clutter, the embedded example: scikit-learn's digits moved, turned, scaled and among pieces of others.
 
-Every image (1, 24, 24) has one whole digit, which is its class, and some pieces of other digits. They are made when
-asked for, always the same, in a second. Training and test images are made of different digits: 8,000 of three fifths
-of every class, 10,000 of the others.
+Every image (1, 24, 24) has one whole digit, which is its class, and some pieces of other digits. The images are made on
+demand in about a second and are always the same. Training and test images are made from different digits: 8,000 from
+three fifths of every class, 10,000 from the rest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_cluttered_digits() -> ImageSet:
 
 
 def _images(digits: Tensor, labels: Index, some: Index, count: int, seed: int) -> Labelled:
-    """``count`` images from the digits ``some``, each used equally often but for one."""
+    """``count`` images from the digits ``some``, which are used equally often to within one."""
     rng = np.random.default_rng([seed, 24])
     which = some[np.arange(count) % len(some)]
     canvas = _placed(digits[which], rng, size=(1.1, 1.7), reach=0.45)
@@ -54,7 +54,7 @@ def _images(digits: Tensor, labels: Index, some: Index, count: int, seed: int) -
 
 
 def _piece(digits: Tensor, rng: np.random.Generator) -> Tensor:
-    """Digits (n, 1, 8, 8) of which a square of 4 x 4 pixels is left."""
+    """Digits (n, 1, 8, 8) with all but a square of 4 x 4 pixels blanked."""
     places = torch.from_numpy(rng.integers(0, 5, (2, len(digits), 1)))
     inside = [(torch.arange(8) >= place) & (torch.arange(8) < place + 4) for place in places]
     return digits * (inside[0][:, :, None] & inside[1][:, None, :])[:, None]

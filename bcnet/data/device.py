@@ -2,8 +2,8 @@
 
 The random numbers of a whole epoch (order, crops, flips, cutouts) are drawn at its start from (seed, epoch) by
 numpy on the host and sent over once. Nothing is drawn per batch, so there is no generator state to save, every
-device and every process sees the same epoch, and any batch can be the first. Images are augmented some batches
-at a time, about ten kernels for about ``CHUNK`` values, and batches are views of the result.
+device and every process sees the same epoch, and an epoch can start at any batch. Images are augmented several
+batches at a time, about ten kernels for about ``CHUNK`` values, and batches are views of the result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Draws(NamedTuple):
 class DeviceData:
     """Images (n, C, H, W), uint8 or float, and labels (n,) on a device.
 
-    ``mean`` and ``std`` (C,) are in the units of the images; ``pad`` is the most a crop can be moved.
+    ``mean`` and ``std`` (C,) are in the units of the images; ``pad`` is the largest shift of a crop.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class DeviceData:
         row = draws.image[:, None] * self._stride[0] + draws.top[:, None] + self._rows
         pixel = row[:, :, None] * self._stride[1] + column[:, None, :]
         rows = self._pixels.index_select(0, pixel.view(-1)).view(-1, height, width * channels)
-        # One row at a time: the last axis, only C long otherwise, then is worth vectorising (4 x on CPU).
+        # Rows as a whole: the last axis, which is otherwise only C long, is then worth vectorising (4 x on a CPU).
         x = torch.addcmul(self._shift, rows.float(), self._scale).view(-1, height, width, channels)
         if cutout:
             x.masked_fill_(self._square(draws, cutout), 0.0)
@@ -109,7 +109,7 @@ class DeviceData:
 
 
 class TrainSource:
-    """Augmented batches, all of one size: images that do not fill the last batch of an epoch wait for the next."""
+    """Augmented batches, all of one size: images left over at the end of an epoch are not used in it."""
 
     def __init__(self, data: DeviceData, options: LoadOptions, seed: int, index: Index, shard: tuple[int, int]):
         crop = options.crop or 0
@@ -154,7 +154,7 @@ class TrainSource:
 class PlainSource:
     """All images once, unaugmented, in batches whose sizes differ by at most one.
 
-    A nearly empty last batch would have batch statistics of its own, hence the even sizes.
+    A nearly empty last batch would have unusual batch statistics, hence the even sizes.
     """
 
     def __init__(self, data: DeviceData, options: LoadOptions, seed: int, index: Index):

@@ -1,13 +1,14 @@
 """Folders of images in ImageNet's layout, decoded by worker processes: root/train/CLASS/*.jpg, root/val/CLASS/*.jpg.
 
-What happens to an image depends on seed, epoch and the image alone, so neither the number of workers, nor the
-number of processes, nor where an epoch is taken up again changes it.
+What happens to an image depends only on the seed, the epoch and the image, and not on the number of workers or
+processes or on where an epoch is resumed.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,14 +30,14 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
 
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"}
 _CHECKED = 20_000
-"""Headers of so many images are read at the start (2 s), so that most bad files are found before training."""
+"""The number of images whose headers are read at the start (2 s), so that most bad files are found before training."""
 
 _PLAIN = -1
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Image files (n) with labels (n,) and the classes' names."""
+    """Image files (n) with their labels (n,) and the names of the classes."""
 
     files: tuple[Path, ...]
     labels: Index
@@ -44,7 +45,7 @@ class Folder:
 
 
 def preprocessing(options: LoadOptions) -> Preprocessing:
-    """What is done to an image before it is scored."""
+    """How an image is prepared for scoring."""
     side = options.image_size
     resize = f"the middle square of 7/8 of the shorter side, resized to {side} x {side} (bilinear)"
     colours = "RGB" if options.channels == 3 else "grey"
@@ -75,6 +76,18 @@ def read_folder(root: Path, classes: tuple[str, ...] | None = None) -> Folder:
     return Folder(tuple(files), np.array(labels, dtype=np.int64), known)
 
 
+def check_size(path: Path, side: int) -> None:
+    """Warn where an image is much smaller than what it is resized to."""
+    with _open(path) as image:
+        width, height = image.size
+    if 1.5 * max(width, height) < side:
+        warnings.warn(
+            f"images are enlarged to {side} x {side} pixels, as loading.image_size says, but {path.name} has "
+            f"{width} x {height}: a size of {max(width, height)} would cost less",
+            stacklevel=2,
+        )
+
+
 class FolderData:
     """Sources of a folder's images, normalised on ``device``."""
 
@@ -98,7 +111,7 @@ class FolderData:
 
 
 class FolderSource:
-    """Images ``index``, batches of which end at ``ends``; this process takes ``part`` of each."""
+    """The images ``index`` in batches that end at ``ends``; this process takes ``part`` of each."""
 
     def __init__(self, data: FolderData, index: Index, ends: Index, part: slice, training: bool = False):
         self.data = data
@@ -114,7 +127,7 @@ class FolderSource:
         loader: DataLoader[Any] = DataLoader(
             _Images(self.data.folder, options, self.data.seed),
             batch_sampler=self._keys(epoch, start),
-            num_workers=min(options.workers, os.cpu_count() or 1),  # more of them only wait
+            num_workers=min(options.workers, os.cpu_count() or 1),  # more would only wait
             collate_fn=_collate,
             pin_memory=target.type == "cuda",
             # Its own generator: without one, a loader takes a number from the global state of training.

@@ -1,8 +1,7 @@
-"""One verb for data by name: digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER."""
+"""Data by name: digits, cluttered_digits, cifar10:FOLDER, imagefolder:FOLDER."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from bcnet.data.cifar10 import read_cifar10
 from bcnet.data.cluttered_digits import read_cluttered_digits
 from bcnet.data.device import DeviceData
 from bcnet.data.digits import read_digits
-from bcnet.data.imagefolder import FolderData, preprocessing, read_folder
+from bcnet.data.imagefolder import FolderData, check_size, preprocessing, read_folder
 from bcnet.data.options import LoadOptions
 from bcnet.data.source import Data, ImageSet, Labelled, Preprocessing, split
 from bcnet.errors import BcnetError, did_you_mean
@@ -34,9 +33,9 @@ def load_data(
     """The data set ``name`` with ``val_fraction`` of its training images kept for validation, chosen by ``seed``.
 
     ``digits``, ``cluttered_digits`` and ``cifar10:FOLDER`` are held on ``device``. ``imagefolder:FOLDER`` reads
-    FOLDER/train/CLASS/*; FOLDER/test is the test set and FOLDER/val the validation set as it stands. Where there is
-    one of them alone, it is held out to the end, and called by its name.
-    ``shard`` is (rank, world) in a run of several processes: each gets its part of the batches one would see.
+    FOLDER/train/CLASS/*; FOLDER/test is the test set and FOLDER/val the validation set, as they are. If there is only
+    one of them, it is held out to the end, under its own name.
+    ``shard`` is (rank, world) in a run of several processes: each gets its part of the batches a single one would see.
     """
     kind, colon, path = name.partition(":")
     if kind not in NAMES:
@@ -54,23 +53,6 @@ def load_data(
         raise BcnetError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
 
 
-def _check_size(path: Path, side: int) -> None:
-    """Say it where images are much smaller than what they are resized to."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-    except Exception:  # what is broken is said where it is read
-        return
-    if 1.5 * max(width, height) < side:
-        warnings.warn(
-            f"images are enlarged to {side} x {side} pixels, as loading.image_size says, but {path.name} has "
-            f"{width} x {height}: a size of {max(width, height)} would cost less",
-            stacklevel=2,
-        )
-
-
 def _folder(kind: str, path: str) -> Path:
     if not path:
         raise BcnetError(f"{kind} needs the folder it lies in: write {NAMES[kind]}")
@@ -82,7 +64,7 @@ def _folder(kind: str, path: str) -> Path:
 
 @dataclass(frozen=True)
 class _Request:
-    """What was asked of :func:`load_data`."""
+    """The arguments of :func:`load_data`."""
 
     name: str
     val_fraction: float
@@ -128,7 +110,7 @@ class _Request:
         if not (root / "train").is_dir():
             raise BcnetError(f"{root} has no folder 'train': images are looked for in train/CLASS/ and val/CLASS/")
         folder = read_folder(root / "train")
-        _check_size(folder.files[0], self.options.image_size)
+        check_size(folder.files[0], self.options.image_size)
         images = FolderData(folder, self.options, self.seed, self.device)
         others = [
             FolderData(read_folder(root / part, folder.classes), self.options, self.seed, self.device)

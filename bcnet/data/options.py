@@ -1,4 +1,4 @@
-"""How data is loaded and augmented: one small frozen object that survives a JSON round trip."""
+"""How data is loaded and augmented: a small frozen object that survives a round trip through JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What training and scoring ask of data: sources of batches, grouped as ``Data``.
 
-A source is any object with ``len(source)``, its batches in an epoch, and ``source.batches(epoch, start,
-device)``, an iterator of ``(x, y)`` from batch ``start`` on. Its order depends on seed and epoch alone, never
+A source is any object with ``len(source)``, the number of batches in an epoch, and ``source.batches(epoch, start,
+device)``, an iterator of ``(x, y)`` from batch ``start`` on. The order depends only on the seed and the epoch, never
 on what was drawn before: a resumed run asks for the batch it stopped at and sees what it would have seen.
 """
 
@@ -40,7 +40,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Later:
-    """``source`` from the epoch ``first`` on: the same images, shuffled and augmented in another way."""
+    """``source`` from the epoch ``first`` on: the same images, shuffled and augmented differently."""
 
     source: Source
     first: int
@@ -71,8 +71,8 @@ class Preprocessing:
 
 
 class ImageSet(NamedTuple):
-    """A data set small enough for memory, with its own normalisation (C,) and customary augmentation; ``values`` are
-    those of its pixels."""
+    """A data set that fits into memory, with its own normalisation (C,) and the usual augmentation; ``values`` is the
+    range of its pixels, in words."""
 
     train: Labelled
     test: Labelled
@@ -90,9 +90,9 @@ class Data:
     """A data set as a run sees it.
 
     ``train`` and ``val`` are disjoint parts of the training set and ``whole`` is both together, augmented, for
-    the final training; ``test`` is never looked at by the search. In a run of several processes ``train`` and
-    ``whole`` give each its share of every batch, ``val`` and ``test`` give all images to all. ``names`` are those of
-    the classes, ``preprocessing`` is what was done to images, where known, and ``tested_on`` what the test images are
+    the final training; the search never looks at ``test``. In a run of several processes ``train`` and ``whole`` give
+    each process its share of every batch, while ``val`` and ``test`` give all images to all. ``names`` are those of
+    the classes, ``preprocessing`` says how images were prepared, if known, and ``tested_on`` what the test images are
     called.
     """
 
@@ -109,7 +109,7 @@ class Data:
 
     @property
     def scored_on(self) -> str:
-        """The images that trained networks are scored on, in a word."""
+        """What the images that trained networks are scored on are called."""
         return "val" if self.test is None else self.tested_on
 
 
@@ -133,7 +133,7 @@ def split(labels: Index, fraction: float, seed: int) -> tuple[Index, Index]:
 
 
 def epoch_rng(seed: int, epoch: int, *more: int) -> np.random.Generator:
-    """The random numbers of an epoch, apart from those of the split and of every other epoch."""
+    """Random numbers of an epoch, independent of those of the split and of every other epoch."""
     if epoch < 0:
         raise BcnetError(f"epoch is {epoch}, but epochs count from 0")
     return np.random.default_rng([_seed(seed), 1 + epoch, *more])
@@ -173,7 +173,7 @@ def from_loaders(
     epoch and kept apart from those of training, so that a resumed run repeats them; a DataLoader with
     ``persistent_workers`` does not seed its workers again, and its augmentation is not repeated. A resumed
     epoch loads and discards the batches before its start. Every process loads whole batches and takes its share.
-    ``classes``, where given, is held against the labels.
+    Labels are checked against ``classes`` where that is given.
     """
     return Data(
         name="your loaders",
@@ -185,7 +185,7 @@ def from_loaders(
 
 
 class LoaderSource:
-    """A user's loader as a source; ``measured``: networks are scored on it, so every value must be a number."""
+    """A user's loader as a source; networks are scored on a ``measured`` one, so all its values must be finite."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class LoaderSource:
             raise BcnetError("a loader gave a batch without a single input: leave such batches out")
         self._check_form(x)
         if self._measured and not all(bool(torch.isfinite(t).all()) for t in item if t.is_floating_point()):
-            raise BcnetError("a loader for scoring gave values that are infinite or no numbers: clean its data")
+            raise BcnetError("a loader for scoring gave values that are infinite or NaN: clean its data")
         whole_numbers = not y.is_floating_point() and y.device.type == "cpu"
         if self._classes is not None and whole_numbers:
             check_labels(y, self._classes)
@@ -276,7 +276,7 @@ def check_labels(labels: Tensor | Index, classes: int) -> None:
 
 
 class _Randomness:
-    """The global random states (torch, numpy, random) that one pass over a loader owns, while entered."""
+    """A context with global random states (torch, numpy, random) that belong to one pass over a loader."""
 
     def __init__(self, entropy: int):
         self._inside = (
@@ -293,7 +293,7 @@ class _Randomness:
 
 
 def _generators(loader: object) -> list[torch.Generator]:
-    """The generators a DataLoader was given, which take no part in the global state."""
+    """The generators a DataLoader was given, which are separate from the global state."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     holders = loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
     found = [getattr(holder, "generator", None) for holder in holders]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import tempfile
@@ -43,17 +44,25 @@ def write_onnx(
     """Write ``network`` as a file; whether it takes batches of any size. ``outputs`` are names for its outputs."""
     names = ["input"] if len(inputs) == 1 else [f"input{i}" for i in range(len(inputs))]
     settings: dict[str, Any] = {"dynamo": True, "external_data": False, "input_names": names, "verbose": False}
+    network = _contiguous(network.eval())
     with quiet_exports():
         for shapes in (any_batch(inputs), None):
             try:
-                torch.onnx.export(
-                    network.eval(), inputs, str(path), dynamic_shapes=shapes, output_names=outputs, **settings
-                )
+                torch.onnx.export(network, inputs, str(path), dynamic_shapes=shapes, output_names=outputs, **settings)
                 return OnnxNetwork(path).any_batch
             except Exception as error:  # the network's own code may tie it to a batch size: torch has no one class
                 failure = error
     reason = first_line(failure)
     raise BcnetError(f"torch cannot write this network as ONNX ({reason}): export it as pt2") from failure
+
+
+def _contiguous(network: nn.Module) -> nn.Module:
+    """A copy of ``network`` with its weights in torch's own order: others, such as channels_last, tie torch's exporter
+    to one batch size, also where ``is_contiguous`` does not tell them apart."""
+    copied = copy.deepcopy(network)
+    for tensor in (*copied.parameters(), *copied.buffers()):
+        tensor.data = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor.data)
+    return copied
 
 
 @contextmanager
@@ -83,13 +92,16 @@ def onnxruntime() -> Any:
 
 @contextmanager
 def quiet_exports() -> Iterator[None]:
-    """Keep torch's own remarks on exporting from the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep torch's own remarks on exporting from the user, and the pages it logs where one way fails and another is
+    tried."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch._guards", "torch._dynamo", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
+from bcnet.utils.modes import evaluation_mode
 
 if TYPE_CHECKING:
     from torchvision.models.detection.backbone_utils import BackboneWithFPN
@@ -38,8 +39,7 @@ def detection_backbone(
         names = ", ".join(children)
         raise BcnetError(f"the network has no stage {(missing or [''])[0]!r:.40}: name some of its children ({names})")
     returned = {name: str(number) for number, name in enumerate(stages)}
-    body, mode = IntermediateLayerGetter(network, returned), network.training
-    with torch.no_grad():
-        features = body.eval()(example)
-    body.train(mode)
-    return BackboneWithFPN(network.train(mode), returned, [x.shape[1] for x in features.values()], channels)
+    body = IntermediateLayerGetter(network, returned)
+    with torch.no_grad(), evaluation_mode(body):
+        features = body(example)
+    return BackboneWithFPN(network, returned, [x.shape[1] for x in features.values()], channels)

@@ -72,7 +72,7 @@ def basic_block(inputs: int, hidden: int, outputs: int, stride: int, shortcut: n
 def finish(layers: Layers, channels: int, classes: int) -> nn.Sequential:
     """``layers``, global pooling and a linear classifier as one network: (n, C, H, W) to (n, classes).
 
-    Weights stay as torch's layers draw them: drawn by fan-out, supernets learnt slower and ranked worse
+    Weights stay as torch's layers draw them: with fan-out initialisation, supernets learnt more slowly and ranked worse
     (docs/results/channel-bench.md).
     """
     layers["pool"] = nn.AdaptiveAvgPool2d(1)

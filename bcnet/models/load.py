@@ -1,7 +1,7 @@
 """Where a network comes from: the zoo, timm, torchvision, or a Python file of the user's own.
 
-Weights are as the network draws them, and nothing is downloaded, unless timm's or torchvision's pretrained ones are
-asked for; those of a file are read by :mod:`bcnet.models.weights`.
+Weights are freshly drawn and nothing is downloaded, unless the pretrained ones of timm or torchvision are asked for;
+:mod:`bcnet.models.weights` reads those of a file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bcnet.space.network import NetworkSpace, trace
 
 Shape = tuple[int, int, int]
 
-MOST_VALUES = 2**26  # of one input; keeps a slip of the pen from claiming all memory
+MOST_VALUES = 2**26  # of one input; keeps a typing error from claiming all memory
 _TORCHVISION_SHAPES = {"inception_v3": (3, 299, 299)}  # its auxiliary head needs more than 224
 _TORCHVISION_CLASSES = 1000
 _FORMS = "zoo:NAME, timm:NAME, torchvision:NAME or path/to/file.py:NAME"
@@ -39,10 +39,10 @@ _FORMS = "zoo:NAME, timm:NAME, torchvision:NAME or path/to/file.py:NAME"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network with what is known of it. Made by :func:`load_model`.
+    """A network with what is known about it. Made by :func:`load_model`.
 
-    ``example`` is one input, (1, C, H, W); ``classes`` is None where the network does not say; ``kept`` are
-    squeeze layers whose widths stay unless asked for.
+    ``example`` is one input, (1, C, H, W); ``classes`` is None where the network does not say; ``kept`` are the
+    squeeze layers whose widths stay fixed unless asked for.
     """
 
     spec: str
@@ -62,7 +62,7 @@ class LoadedModel:
         ignore: Iterable[str] = (),
         squeeze: bool = False,
     ) -> NetworkSpace:
-        """The width space of this network, see :func:`bcnet.space.network.trace`; ``squeeze``: of all its widths."""
+        """The width space of this network (:func:`bcnet.space.network.trace`); with ``squeeze``, of all its widths."""
         if squeeze and not self.kept:
             raise BcnetError(f"{self.spec} keeps no squeeze widths that could be searched too")
         ignored = (*ignore, *(() if squeeze else self.kept))
@@ -75,9 +75,9 @@ def load_model(
 ) -> LoadedModel:
     """The network that ``spec`` names: zoo:NAME or NAME, timm:NAME, torchvision:NAME, path/to/file.py:NAME.
 
-    ``input_shape`` (C, H, W) overrides the network's own. ``classes`` is asked of the zoo, timm and
-    torchvision; the network of a file decides itself. ``pretrained`` takes the weights that timm or torchvision
-    publish, from their cache where they are in it; the last layer is a new one where ``classes`` is another number.
+    ``input_shape`` (C, H, W) overrides the network's own. ``classes`` is passed to the zoo, timm and torchvision; the
+    network of a file decides for itself. ``pretrained`` takes the weights that timm or torchvision publish, from their
+    cache if they are there; the last layer is a new one if ``classes`` differs from theirs.
     """
     shape = None if input_shape is None else _checked(input_shape, "the input shape")
     kind, colon, name = spec.partition(":")
@@ -118,7 +118,7 @@ def _checked(shape: Any, what: str) -> Shape:
 
 
 def _source(spec: str, model: nn.Module, shape: Shape, classes: int | None, **more: Any) -> LoadedModel:
-    # Not zeros: without biases they would stay zero through the network, and say nothing about its widths.
+    # Not zeros: without biases these would stay zero throughout the network and tell nothing about its widths.
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     parameter = next((p for p in model.parameters() if p.is_floating_point()), example)
     return LoadedModel(spec, model, example.to(parameter.device, parameter.dtype), shape, classes, **more)
@@ -156,7 +156,7 @@ def _from_torchvision(name: str, shape: Shape | None, classes: int | None, pretr
 
 
 def _replace_heads(model: nn.Module, classes: int) -> None:
-    """New last layers: torchvision gives its trained weights with its own number of classes only."""
+    """Replace the last layers: torchvision has trained weights only for its own number of classes."""
     for path, layer in list(model.named_modules()):
         parent, _, name = path.rpartition(".")
         if isinstance(layer, nn.Linear) and layer.out_features == _TORCHVISION_CLASSES:
@@ -184,14 +184,14 @@ def _extra(package: str) -> Any:
 def _built(spec: str, build: Callable[[], Any], pretrained: bool) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torchvision's remarks on initial weights
+            warnings.simplefilter("ignore")  # torchvision warns about initial weights
             return build()
     except Exception as error:
         if pretrained:
             cause = _cause(error).partition(". ")[0]
             raise BcnetError(
-                f"the pretrained weights of {spec} cannot be had ({cause}): go online once, so that they are cached, "
-                "or give a file of weights"
+                f"the pretrained weights of {spec} cannot be loaded ({cause}): go online once, so that they are "
+                "cached, or give a file of weights"
             ) from error
         raise BcnetError(f"{spec} cannot be built: {_cause(error)}") from error
 
@@ -229,7 +229,7 @@ def _from_file(spec: str, shape: Shape | None) -> LoadedModel:
 def _imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"bcnet_source_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise BcnetError(f"{path} is no Python file")
+        raise BcnetError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses in the file look their module up
     spec.loader.exec_module(module)

@@ -1,6 +1,6 @@
-"""The shape of every network without its weights: blocks, strides, and width variables in order of first use.
+"""The structure of every network without its weights: blocks, strides, and width variables in order of first use.
 
-Imports no torch, so that names and widths are at hand at once; the family modules build from these plans.
+Imports no torch, so names and widths are available at once; the family modules build from these plans.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class NamedPlan(NamedTuple):
         return (Variable(name, width) for name, width in self.widths)
 
 
-# Digits of a Channel-Bench-Macro key in this order; the formulas' letters: c for what blocks hand on, h and m for
-# what they hide.
+# In the order of the digits of a Channel-Bench-Macro key, with the letters of its formulas: c for the outputs of
+# blocks, h and m for their hidden layers.
 CHANNEL_BENCH_MOBILENET = NamedPlan(
     (
         ("stem.conv", 128),  # c0
@@ -183,7 +183,7 @@ DIGITS = NamedPlan(
         ("head.conv", 128),
     )
 )
-# Wide where images are small and narrow where they are large, as networks often are whose widths double at each stride.
+# Wide where images are small and narrow where they are large, like many networks whose widths double at each stride.
 CLUTTERED = NamedPlan(
     (
         ("stem.conv", 8),

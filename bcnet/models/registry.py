@@ -1,4 +1,4 @@
-"""The networks by name, with what can be said of them before they are built. Imports no torch."""
+"""The networks by name, with what is known about them before they are built. Imports no torch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ZooModel:
         return tuple(v.name for v in self.order if not v.fixed)
 
     def to_dict(self) -> dict[str, Any]:
-        """What can be said of it without building it."""
+        """What is known without building it."""
         facts = {"name": self.name, "input": self.input_shape, "classes": self.classes, "variables": len(self.widths)}
         return {**facts, "flops": self.flops, "params": self.params, "about": self.about}
 
@@ -149,6 +149,6 @@ def build(name: str, widths: Iterable[int] | None = None, classes: int | None = 
         importlib.import_module(f"bcnet.models.{model.family}"),
         model.classes if classes is None else classes,
     )
-    own = getattr(family, name, None)  # of a network that is spelled out
+    own = getattr(family, name, None)  # for a network that its module spells out
     made: nn.Module = own(widths, count) if own else family.build(model.plan, model.complete(widths), count)
     return made

@@ -1,4 +1,4 @@
-"""Weights of a trained network from a file: safetensors, or a checkpoint of torch of which nothing is ever executed.
+"""Weights of a trained network from a file: safetensors, or a torch checkpoint, none of which is ever executed.
 
 A state dict is found wherever a checkpoint holds it, and loaded only if every tensor fits: a network is filled as a
 whole or not at all.
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from bcnet.errors import BcnetError
 
 MOST_BYTES = 2**34
-"""Of a file, packed or unpacked: keeps a wrong or hostile file from claiming all memory."""
+"""The limit of a file, packed or unpacked: keeps a wrong or hostile file from claiming all memory."""
 
 State = dict[str, Tensor]
 
 _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights")
-"""Where a checkpoint keeps weights; the average of them (``ema``) counts only where these do not fit as well."""
+"""Where a checkpoint keeps weights; their average (``ema``) counts only if these fit less well."""
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.", "ema.")
 _DEPTH = 3
 _NAMED = 3
@@ -35,7 +35,7 @@ _NAMED = 3
 def load_weights(network: nn.Module, file: str | Path) -> None:
     """Fill ``network`` with the weights in ``file``: ``.safetensors``, or what ``torch.save`` wrote.
 
-    Weights of another network, numbers that are not finite and files that hold code are a :class:`BcnetError`, and
+    Weights of another network, numbers that are not finite and files that hold code raise a :class:`BcnetError` and
     leave the network as it was.
     """
     path = Path(file)
@@ -58,7 +58,7 @@ def _check_file(path: Path) -> None:
     if not path.exists():
         raise BcnetError(f"there is no file {path}")
     if not path.is_file():
-        raise BcnetError(f"{path} is no regular file, so it is not read")
+        raise BcnetError(f"{path} is not a regular file, so it is not read")
     size = path.stat().st_size
     if not size:
         raise BcnetError(f"{path} is empty: it holds no weights")
@@ -67,7 +67,7 @@ def _check_file(path: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    """What a file holds, on the CPU; the first bytes say what it is, its name does not."""
+    """What a file holds, on the CPU; its first bytes, not its name, say what kind it is."""
     try:
         with open(path, "rb") as file:
             start = file.read(9)
@@ -76,11 +76,11 @@ def _read(path: Path) -> Any:
         if start[:4] == b"PK\x03\x04":
             _check_unpacked(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's remarks on how a file was pickled
+            warnings.simplefilter("ignore")  # torch warns about how a file was pickled
             return torch.load(path, map_location="cpu", weights_only=True)
     except BcnetError:
         raise
-    except Exception as error:  # a file made to harm can fail in any way
+    except Exception as error:  # a malicious file can fail in any way
         raise BcnetError(_unreadable(path, error)) from None
 
 
@@ -129,7 +129,7 @@ def _unwrapped(state: State) -> Iterator[State]:
 
 
 def _fit(state: State, wanted: State) -> tuple[int, int]:
-    """How many tensors a state has that the network needs, and how few others."""
+    """How many tensors of a state the network needs, and how few others there are."""
     fitting = sum(name in wanted and _fits(value, wanted[name]) for name, value in state.items())
     return fitting, fitting and -len(state)
 

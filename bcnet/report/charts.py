@@ -168,7 +168,11 @@ def _picked(data: ReportData, trial: Trial) -> list[str]:
     costs = ", ".join(f"{words.cost(name, value)} {words.COSTS.get(name, name)}" for name, value in trial.costs.items())
     name = data.first_budget.name
     unit = {"latency": "ns", "memory": "B"}.get(name, "")
-    return [f"{costs}; {widths}", f"bcnet pick {shlex.quote(data.run)} --budget {name}={trial.costs[name]:.0f}{unit}"]
+    budget = f"{name}={trial.costs[name]:.0f}{unit}"
+    command = f"bcnet pick {shlex.quote(data.run)} --budget {budget}"
+    if data.in_python:
+        command = f'bcnet.slim(model, example, train, val, budget="{budget}", recipe="recipe.yaml")'
+    return [f"{costs}; {widths}", command]
 
 
 def progress(data: ReportData) -> Figure:

@@ -88,6 +88,7 @@ class ReportData:
     gains: tuple[float, ...] | None = None
     count: int | None = None
     repeats: int = 1
+    in_python: bool = False
     kept: tuple[Mapping[str, Any], ...] = ()
     timed_by: str = ""
     run: str = "RUN"

@@ -114,7 +114,7 @@ def _progress(data: ReportData) -> str:
     """How the choice was made, and how it compares with uniform scaling by the same scores."""
     if data.chosen.score is None:
         return ""
-    gain = f"The best was found at evaluation {data.chosen.number} of {len(data.trials):,}"
+    gain = f"The best configuration was number {data.chosen.number:,} of {len(data.trials):,}"
     if data.gains is not None:
         model = "a log-width model (experimental)"
         gain = f"The choice is the best configuration by {model} of all {len(data.trials):,} scores"
@@ -124,9 +124,9 @@ def _progress(data: ReportData) -> str:
     difference = data.chosen.score - uniform
     if data.ranked_by == "loss":
         where = "below" if difference >= 0 else "above"
-        return f"{gain}: its loss is {abs(difference):.3g} {where} that of uniform scaling, scored alike."
+        return f"{gain}: its loss is {abs(difference):.3g} {where} that of uniform scaling, scored the same way."
     where = "above" if difference >= 0 else "below"
-    return f"{gain}: {words.gap(data, difference)} {where} uniform scaling, scored alike."
+    return f"{gain}: {words.gap(data, difference)} {where} uniform scaling, scored the same way."
 
 
 def _fairness(data: ReportData, principle: Principle) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def render_several(runs: Sequence[ReportData]) -> str:
         data=", ".join(sorted({run.data for run in runs})),
         metric=first.metric,
         lead=f"What each run ships, beside its full network and uniform scaling, by {first.metric} and {label}.",
-        heads=("run", "budget", "verdict", "full", "uniform", "slim", label, "latency"),
+        heads=("run", "budget", "slim", "uniform", "full", label, "latency", "verdict"),
         rows=[_row(run, name) for run in runs],
         caption="Each run has a report of its own; figures of different machines or data do not compare.",
     )
@@ -36,12 +36,12 @@ def _row(run: ReportData, cost: str) -> list[str]:
     return [
         run.run,
         ", ".join(budget.text for budget in run.budgets),
-        words.badge(run)[0],
-        words.score(run, run.full.score),
-        words.score(run, None if uniform is None else uniform.score),
         words.score(run, run.found.score),
+        words.score(run, None if uniform is None else uniform.score),
+        words.score(run, run.full.score),
         words.cost(cost, run.found.costs[cost]) if cost in run.found.costs else "–",
         words.milliseconds(run.found.latency_ms),
+        words.badge(run)[0],
     ]
 
 

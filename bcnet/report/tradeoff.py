@@ -45,11 +45,14 @@ class Tradeoff:
 def render_tradeoff(data: Tradeoff) -> str:
     """The page as one HTML text."""
     label = words.COSTS.get(data.cost, data.cost)
+    given = (
+        words.score(data, data.full_score) if data.percent else f"{data.metric} {words.score(data, data.full_score)}"
+    )
     best = ", ".join(f"{words.score(data, p.slim[1])} at {words.share(p.slim[0], data.full_cost)}" for p in data.points)
     return fill(
         "tradeoff.html",
         {"tradeoff": tradeoff_chart(data, _traces(data), label)},
-        title=f"your network: {words.score(data, data.full_score)} at 100% → slim: {best} of the {label}",
+        title=f"your network: {given} at 100% → slim: {best} of the {label}",
         model=data.model,
         data=data.data,
         metric=data.metric,

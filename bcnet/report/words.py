@@ -34,8 +34,8 @@ RIVALS = {
 UNIFORM = ("uniform", "uniform-8")
 
 NOT_LEARNT = (
-    "Its outputs score no better with the targets of their own inputs than with those of others: train it for longer, "
-    "at another learning rate, or check the data."
+    "Its outputs do not score clearly better with the targets of their own inputs than with those of others: train it "
+    "longer, at another learning rate, or check the data."
 )
 
 
@@ -116,7 +116,8 @@ def headline(data: ReportData) -> str:
     if data.inherited and not math.isnan(data.full.score):
         slim = _kept_share(data)
         before, after = score(data, data.full.score), score(data, data.found.score)
-        return f"your network: {before} at 100% → slim: {after} at {slim} of the {COSTS.get(name, name)}"
+        named = before if data.percent else f"{data.metric} {before}"
+        return f"your network: {named} at 100% → slim: {after} at {slim} of the {COSTS.get(name, name)}"
     at = f"{_kept_share(data)} of the {COSTS.get(name, name)}"
     if math.isnan(data.full.score):
         return f"{at}, {score(data, data.found.score)} {data.metric}"
@@ -168,8 +169,8 @@ def verdict(data: ReportData) -> list[str]:
     """The verdict in two or three sentences."""
     budget = ", ".join(b.text for b in data.budgets)
     return [
-        f"Within {budget}, the slim network of {data.model} reaches {score(data, data.found.score)} {data.metric} "
-        f"on the {data.scored_on} of {data.data}"
+        f"Within {budget}, the slim network reaches {score(data, data.found.score)} {data.metric} "
+        f"on the {data.scored_on}"
         + ("." if math.isnan(data.full.score) else f"; the full network reaches {score(data, data.full.score)}."),
         *([] if data.learnt else [NOT_LEARNT]),
         *broken_budgets(data),
@@ -213,7 +214,7 @@ def _certainty(data: ReportData, rival: Figures) -> list[str]:
     if -ahead > chance:
         if data.slim != "found":
             return [f"What ships was chosen on validation images; on {images} it is the other way round."]
-        return ["So the search was not worth it here: train for longer, or take the better one."]
+        return ["So the search was not worth it here: train for longer, or take the better network."]
     if not chance:
         return []
     more = f"and over {data.repeats} trainings of each " if data.repeats > 1 else ""
@@ -236,6 +237,8 @@ def _chance(data: ReportData, rival: Figures) -> float:
 def _against(data: ReportData, rival: Figures) -> str:
     what = RIVALS[rival.name]
     difference = data.found.score - rival.score
+    if rival.widths == data.found.widths:
+        return f"{what} is what ships, under another name"
     if _same(difference):
         return f"{what} does as well ({score(data, rival.score)})"
     gives = f"{what} gives {score(data, rival.score)}, {gap(data, difference)} {direction(data, -difference)}"

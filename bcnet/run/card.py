@@ -64,6 +64,7 @@ def model_card(run: Run, facts: Mapping[str, Any], files: list[str]) -> str:
         shape=tuple(run.source.input_shape),
         chosen=run.chosen,
         onnx="model.onnx" in files,
+        photo=run.recipe.data.startswith("imagefolder:"),
         format_cost=format_cost,
         numbers=lambda values: ", ".join(f"{value:.4g}" for value in values),
     )

@@ -17,6 +17,7 @@ from bcnet.errors import BcnetError
 from bcnet.latency.compare import compare_latency
 from bcnet.latency.onnx import OnnxNetwork, any_batch, as_onnx, onnxruntime, quiet_exports, write_onnx
 from bcnet.run.card import CARD, facts_of, model_card, write_metadata
+from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON
 from bcnet.run.serialization import DESCRIPTION, WEIGHTS, Description, save
 from bcnet.run.session import Run
@@ -62,6 +63,16 @@ def export_run(
     latency = compare_latency(timed, inputs[0][:1].contiguous())
     by = f"{'onnxruntime' if to == 'onnx' else 'torch'}, CPU, threads: {torch.get_num_threads()}, one input"
     return {**result, "files": files, "timed_by": by, "latency_ms": latency}
+
+
+def copy_export(run: RunFolder, out: str | Path) -> dict[str, Any]:
+    """Copy what a run has exported, without its network's code, to ``out``; as :func:`export_run` returns it."""
+    written = run.read("export")
+    with clear_errors(f"the network in {out}"):
+        Path(out).mkdir(parents=True, exist_ok=True)
+        for file in written["files"]:
+            write_file(Path(out) / file, (run.path("export") / file).read_bytes())
+    return {**written, "path": str(out)}
 
 
 def description(run: Run) -> Description:

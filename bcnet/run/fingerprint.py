@@ -1,10 +1,10 @@
 """What a run from Python was given, as a few digests: the network, its weights, the data and the task.
 
-A run folder keeps them, so that the same call with something else in its place is refused rather than mixed with
-what the folder holds::
+A run folder keeps them, so that the same call with anything else is refused rather than mixed with what the folder
+holds::
 
     given = fingerprint(run.space, model, data, task)
-    changed(kept, given)  # "the weights", or None
+    changed(kept, given)  # "other weights", or None
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bcnet.space.network import NetworkSpace
 from bcnet.training.task import Task
 
 SAMPLED = 2
-"""Batches of each part of the data that are looked at, from its first."""
+"""The number of batches of each part of the data that are looked at, from the first on."""
 
 WORDS = {"graph": "another network", "weights": "other weights", "data": "other data", "task": "another task"}
 
@@ -44,19 +44,19 @@ def fingerprint(space: NetworkSpace, model: nn.Module, data: Data, task: Task | 
 
 
 def changed(kept: Mapping[str, Any], given: Mapping[str, str]) -> str | None:
-    """What is not as it was, in words such as ``other weights``; None where all is the same."""
+    """What has changed, in words such as ``other weights``; None if nothing has."""
     return next((words for key, words in WORDS.items() if key in given and kept.get(key) != given[key]), None)
 
 
 def _graph(space: NetworkSpace) -> Iterator[object]:
-    """Every operation with its arguments, and the names of what it is fed: another activation is another graph."""
+    """Every operation with its arguments and the names of its inputs: another activation is another graph."""
     for node in space.graph.graph.nodes:
         yield node.op, str(node.target), _plain(node.args), _plain(node.kwargs)
     yield from ((v.name, v.candidates, v.layers, v.unit) for v in space.variables)
 
 
 def _plain(value: object) -> object:
-    """Arguments of an operation without addresses in memory."""
+    """The arguments of an operation, without memory addresses."""
     if isinstance(value, torch.fx.Node):
         return f"%{value.name}"
     if isinstance(value, (list, tuple)):
@@ -73,7 +73,7 @@ def _weights(model: nn.Module) -> Iterator[object]:
 
 
 def _sample(data: Data) -> Iterator[object]:
-    """The first batches of every part; of one that gives others each time it is asked, their shapes only."""
+    """The first batches of every part; only their shapes if a part gives different ones each time."""
     parts: dict[str, Source | None] = {"train": data.train, "val": data.val, "test": data.test}
     for name, source in parts.items():
         yield name, None if source is None else len(source)
@@ -90,7 +90,7 @@ def _batches(source: Source) -> list[Tensor]:
 
 
 def _described(value: Any, depth: int = 0) -> Iterator[object]:
-    """A task, down to the code of its functions and what they hold on to."""
+    """A task, down to the code of its functions and what they close over."""
     if depth > 8:
         return
     yield type(value).__qualname__

@@ -1,9 +1,9 @@
-"""The folder of a run: results that are there as a whole or not at all, and a lock that keeps others out.
+"""The folder of a run: results that are written whole or not at all, and a lock that keeps others out.
 
-A result is a JSON file, with a safetensors file beside it where it has weights. Both are written under another
-name, flushed to the disk and renamed; the JSON comes last, so what it says is there *is* there. Under ``integrity``
-it keeps the digests of itself, of its tensors, of the results in the folder of its name and of files it speaks of,
-and of the recipe it was made by: what was changed afterwards is never used (:class:`DamagedResult`).
+A result is a JSON file, with a safetensors file beside it if it has weights. Both are written under another name,
+flushed to the disk and renamed; the JSON comes last, so whatever it mentions exists. Under ``integrity`` it keeps the
+digests of itself, of its tensors, of the results in the folder of its name, of files it refers to, and of the recipe it
+was made by: what was changed afterwards is never used (:class:`DamagedResult`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from bcnet.utils.files import (
 )
 
 FORMAT_VERSION = 2
-LARGEST_RESULT = 2**26  # bytes of JSON; a latency table of a large network has some 10^6
+LARGEST_RESULT = 2**26  # bytes of JSON; the latency table of a large network has about 10^6
 BEGUN = ("lock", "recipe.yaml")
 """What a run that was killed at its start may leave, besides unfinished files."""
 
 
 class DamagedResult(BcnetError):
-    """A result is not what was written (``cause``): resuming the run does its stage, and those after it, again."""
+    """A result is not what was written (``cause``): resuming the run repeats its stage and those after it."""
 
     def __init__(self, cause: str):
         super().__init__(f"{cause}: resume the run to have it made again")
@@ -78,7 +78,7 @@ class RunFolder:
         """A run that was created before."""
         run = cls(folder)
         if not run.done("run") and not run.path("recipe.yaml").is_file():
-            raise BcnetError(f"{run.folder} is no folder of a run: run.json and recipe.yaml are looked for")
+            raise BcnetError(f"{run.folder} is not the folder of a run: it has neither run.json nor recipe.yaml")
         return run
 
     @property
@@ -93,7 +93,7 @@ class RunFolder:
 
     @property
     def recipe_text(self) -> str:
-        """The recipe as the run began with it: run.json keeps a copy, which counts, so recipe.yaml may be lost."""
+        """The recipe that the run began with; the copy in run.json counts, so recipe.yaml may be lost."""
         begun = self.glance("run")
         return begun["recipe"] if begun is not None else Recipe.read_text(self.path("recipe.yaml"))
 
@@ -104,7 +104,7 @@ class RunFolder:
         return self.path(f"{name}.json").is_file()
 
     def read(self, name: str) -> dict[str, Any]:
-        """The result called ``name``, held against its digest and its schema."""
+        """The result called ``name``, checked against its digest and its schema."""
         content = self._whole(name)
         del content["integrity"]
         return content
@@ -137,39 +137,30 @@ class RunFolder:
         tensors: Mapping[str, Tensor] | None = None,
         files: Iterable[str] = (),
     ) -> None:
-        """Keep a result; ``files`` are those it speaks of, by their paths within the folder.
+        """Keep a result; ``files`` are those it refers to, by their paths within the folder.
 
-        Of several processes, the first one writes when all have come so far, so that none finds a result which it is
-        still about to make, and the others wait until it is there.
+        Of several processes, the first one writes once all have got here, so that none finds a result that it is still
+        about to make, and the others wait until it is written.
         """
         distributed.wait()
         if distributed.main_process():
-            self._write(name, result, tensors, files)
+            self._lock.check()
+            integrity: dict[str, Any] = {}
+            if name != "run":
+                integrity["recipe"] = digest(self.recipe_text.encode())
+            if tensors is not None:
+                data = tensor_bytes(tensors)
+                self.write_file(f"{name}.safetensors", data)
+                integrity["tensors"] = {"bytes": len(data), "sha256": digest(data)}
+            with self._clear_errors():
+                integrity["files"] = {file: digest_file(self.path(file)) for file in files}
+            parts = {part: self._whole(f"{name}/{part}") for part in self.parts(name)}
+            integrity["parts"] = {part: content["integrity"]["sha256"] for part, content in parts.items()}
+            content = {"version": FORMAT_VERSION, **result, "integrity": integrity}
+            plain = json.loads(json.dumps(content, default=lambda value: value.tolist()))
+            plain["integrity"]["sha256"] = _digest_of(plain)
+            self.write_file(f"{name}.json", json.dumps(plain, indent=1).encode())
         distributed.wait()
-
-    def _write(
-        self,
-        name: str,
-        result: Mapping[str, Any],
-        tensors: Mapping[str, Tensor] | None,
-        files: Iterable[str],
-    ) -> None:
-        self._lock.check()
-        integrity: dict[str, Any] = {}
-        if name != "run":
-            integrity["recipe"] = digest(self.recipe_text.encode())
-        if tensors is not None:
-            data = tensor_bytes(tensors)
-            self.write_file(f"{name}.safetensors", data)
-            integrity["tensors"] = {"bytes": len(data), "sha256": digest(data)}
-        with self._clear_errors():
-            integrity["files"] = {file: digest_file(self.path(file)) for file in files}
-        parts = {part: self._whole(f"{name}/{part}") for part in self.parts(name)}
-        integrity["parts"] = {part: content["integrity"]["sha256"] for part, content in parts.items()}
-        content = {"version": FORMAT_VERSION, **result, "integrity": integrity}
-        plain = json.loads(json.dumps(content, default=lambda value: value.tolist()))
-        plain["integrity"]["sha256"] = _digest_of(plain)
-        self.write_file(f"{name}.json", json.dumps(plain, indent=1).encode())
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors that were written with a result, on the CPU."""
@@ -192,7 +183,7 @@ class RunFolder:
 
     def discard(self, name: str) -> None:
         """Forget a result, but not its parts."""
-        distributed.wait()  # until no process reads it any more
+        distributed.wait()  # until no process reads it any longer
         if not distributed.main_process():
             return
         for suffix in (".json", ".safetensors"):
@@ -204,11 +195,11 @@ class RunFolder:
         if not distributed.main_process():
             return
         shutil.rmtree(self.path(name), ignore_errors=True)
-        with contextlib.suppress(OSError):  # the folder it lay in, where that is empty now
+        with contextlib.suppress(OSError):  # the folder it was in, if that is empty now
             self.path(name).parent.rmdir()
 
     def abandon(self) -> None:
-        """Leave nothing of a run that could not begin, so that its folder can be used for the next try."""
+        """Remove what is left of a run that could not begin, so that its folder can be used for the next attempt."""
         if not distributed.main_process():
             return
         for name in ("run.json", "recipe.yaml", "latency.json", "lock"):
@@ -234,7 +225,7 @@ class RunFolder:
             self._lock.acquire()
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Write a file of the folder, as a whole or not at all; of several processes, the first one does."""
+        """Write a file of the folder, whole or not at all; of several processes, only the first one does."""
         if not distributed.main_process():
             return
         with self._clear_errors():
@@ -282,6 +273,6 @@ class RunFolder:
 
 
 def _digest_of(content: dict[str, Any]) -> str:
-    """The digest of a result but for the digest itself, whatever the order and layout of its JSON."""
+    """The digest of a result, without the digest itself, whatever the order and layout of its JSON."""
     integrity = {key: value for key, value in content["integrity"].items() if key != "sha256"}
     return digest(json.dumps({**content, "integrity": integrity}, sort_keys=True).encode())

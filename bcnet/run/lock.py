@@ -1,8 +1,8 @@
 """One process at a time in a folder.
 
-The folder itself is locked, not a file in it, so that nobody lets a second process in by removing a file; the file
-``lock`` only tells others who is at work (and is the lock where a file system cannot lock folders). The lock ends
-with the process, however it ends.
+The folder itself is locked, not a file in it, so that removing a file does not let a second process in; the file
+``lock`` only tells others who is at work (and is the lock where a file system cannot lock folders). The lock ends with
+the process, however that ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bcnet.utils.files import identity, read_regular
 
 
 class FolderLock:
-    """The lock of ``folder``; it may be acquired again by who holds it, and counts."""
+    """The lock of ``folder``; its holder may acquire it again, and must release it as often."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -26,7 +26,7 @@ class FolderLock:
         self._place: tuple[int, int] | None = None
 
     def acquire(self) -> None:
-        """Take the lock, or say who has it; the folder is made where it is missing."""
+        """Take the lock, or say who has it; the folder is created if it is missing."""
         if self._depth == 0:
             self._take()
         self._depth += 1

@@ -1,5 +1,5 @@
-"""Whether batches fit into a computer's memory, asked before anything is trained: a system that has none left ends the
-program without a word. A GPU says so itself, and batches are then run in parts."""
+"""Whether batches fit into main memory, checked before anything is trained: a system that runs out of it kills the
+program without a word. A GPU reports it, and batches are then run in parts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bcnet.search.constraints import format_cost
 
 MEMINFO = Path("/proc/meminfo")
 BACKWARD = 3
-"""Copies of the largest activation that a step holds beside what is kept for the way back, as measured."""
+"""Copies of the largest activation that a step holds besides what is kept for the backward pass, as measured."""
 
 
 def check_batch(model: nn.Module, batch: Tensor, training: bool) -> None:
-    """A :class:`BcnetError` where ``model`` needs more memory for ``batch`` (n, ...) than there is."""
+    """A :class:`BcnetError` if ``model`` needs more memory for ``batch`` (n, ...) than is free."""
     free = free_memory()
     if free is None or batch.device.type != "cpu" or len(batch) <= 2:
         return
-    each = _bytes(model, batch[:2], training) / 2
+    each = _bytes(model, batch[:2].clone(), training) / 2  # a view would count as the whole batch
     if each * len(batch) > free:
         fits = max(1, 2 ** int(math.log2(max(1.0, free / each))))
         kind, key = ("training step", "batch_size") if training else ("look", "eval_batch_size")
@@ -34,7 +34,7 @@ def check_batch(model: nn.Module, batch: Tensor, training: bool) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes that programs can still have, swap included; None where the system does not say."""
+    """Bytes that are still available, swap included; None if the system does not say."""
     try:
         lines = MEMINFO.read_text().splitlines()
         found = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines) if rest}
@@ -44,7 +44,7 @@ def free_memory() -> int | None:
 
 
 def _bytes(model: nn.Module, x: Tensor, training: bool) -> int:
-    """What a pass of ``model`` over ``x`` holds at the same time, its weights left out."""
+    """The bytes that a pass of ``model`` over ``x`` holds at the same time, without the weights."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -55,7 +55,7 @@ def _bytes(model: nn.Module, x: Tensor, training: bool) -> int:
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        answer = model.eval()(x)  # in evaluation nothing is learnt: running statistics stay as they are
+        answer = model.eval()(x)  # in evaluation mode running statistics do not change
     del answer
     most = max(kept.values(), default=0)
     return (sum(kept.values()) if training else 0) + BACKWARD * most

@@ -1,6 +1,6 @@
-"""A run that is taken up again begins with what is whole: what is damaged or missing is made again.
+"""A resumed run begins with what is intact: what is damaged or missing is made again.
 
-Stages stand on each other in their order, so where one has lost something, it and all after it are done again.
+Each stage builds on those before it, so where one has lost something, it and all after it are done again.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bcnet.utils.files import UNFINISHED
 
 SEARCH = "search"
 FILES = (".json", ".safetensors", ".sqlite", ".yaml", ".html", ".md", ".onnx", ".pt2")
-"""How the names of a run's files end; no folder of it is called so."""
+"""How the names of a run's files end; none of its folders is named like that."""
 
 
 def restore_start(run: Run) -> None:
-    """Have run.json and recipe.yaml agree again; each holds what is needed of the other.
+    """Make run.json and recipe.yaml agree again; each can be restored from the other.
 
-    The caller holds ``run.lock()``, so what others left unfinished is of the past.
+    The caller holds ``run.lock()``, so unfinished files are those of processes that have ended.
     """
     for path in sorted(run.folder.rglob("*")):
         if path.name.startswith(UNFINISHED) and path.is_file():
@@ -50,7 +50,7 @@ def restore_start(run: Run) -> None:
 
 
 def mend(run: Run, stages: Sequence[str], forget: Callable[[Run, str], None]) -> None:
-    """Remove what is damaged, and with ``forget(run, stage)`` all that stands on it, with a note on it.
+    """Remove what is damaged and, with ``forget(run, stage)``, all that builds on it, with a note.
 
     The caller holds ``run.lock()``. A stage that was never done, with none done after it, has lost nothing.
     """
@@ -62,7 +62,7 @@ def mend(run: Run, stages: Sequence[str], forget: Callable[[Run, str], None]) ->
             problems.append(f"{run.path(stage)}.json is missing, though {done_after}.json stands on it")
         if problems:
             run.discard(stage)
-            run.remove(f"{CHECKPOINTS}/{stage}")  # they may be past what was lost
+            run.remove(f"{CHECKPOINTS}/{stage}")  # they may be later than what was lost
             if later:
                 forget(run, later[0])
             follows = ", and so is what follows from it" if done_after else ""
@@ -71,7 +71,7 @@ def mend(run: Run, stages: Sequence[str], forget: Callable[[Run, str], None]) ->
 
 
 def _beside(run: Run, stages: Sequence[str]) -> Iterator[str]:
-    """Damaged results of no stage, such as latency.json, which the first stage makes."""
+    """Damaged results that are not a stage's own, such as latency.json, which the first stage makes."""
     for name in sorted(SCHEMAS.keys() - {*stages, "run"}):
         if not run.path(f"{name}.json").is_file():
             continue
@@ -81,7 +81,7 @@ def _beside(run: Run, stages: Sequence[str]) -> Iterator[str]:
 
 
 def _problems(run: Run, stage: str) -> Iterator[str]:
-    """What a stage lost; damaged parts are removed, those that are whole are kept."""
+    """What a stage has lost; damaged parts are removed, intact ones are kept."""
     for part in run.parts(stage):
         if reason := _problem(run, f"{stage}/{part}"):
             run.discard(f"{stage}/{part}")
@@ -95,7 +95,7 @@ def _problems(run: Run, stage: str) -> Iterator[str]:
 
 
 def first_loss(run: RunFolder, stages: Sequence[str]) -> str | None:
-    """What a run that was finished has lost first, in words; None where all of ``stages`` are whole."""
+    """The first thing that a finished run has lost, in words; None if all of ``stages`` are intact."""
     for stage in stages:
         if not run.done(stage):
             return f"{run.path(stage)}.json is missing"
@@ -118,7 +118,7 @@ def _problem_of_trials(run: RunFolder) -> str | None:
     if not path.exists():
         return f"{path} is missing" if run.done(SEARCH) else None
     if not path.is_file():
-        return f"{path} is no regular file"
+        return f"{path} is not a regular file"
     try:
         with TrialStore(path) as store:
             store.trials()

@@ -64,13 +64,13 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "report": (compare.report_run, "write the report"),
 }
 TOGETHER = ("given", "train", "search", "race", "retrain", "targets")
-"""Stages that several processes share; the others are the first one's alone."""
+"""Stages that several processes share; only the first process does the others."""
 
 
 @kept_random_state()
 def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
-    """Run every stage up to ``until`` that is not done yet or is damaged; ``again`` forgets that one and all after it
-    first.
+    """Run every stage up to ``until`` that is not done yet or is damaged; ``again`` first forgets ``until`` and all
+    after it.
 
     The caller holds ``run.lock()``.
     """
@@ -82,9 +82,8 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
     if again:
         distributed.decide(lambda: forget(run, until))
     for name in names[: names.index(until) + 1]:
-        if distributed.decide(
-            partial(run.done, name)
-        ):  # not by each: one that is late would see what is made meanwhile
+        # One process decides for all: a late one would see what is made meanwhile.
+        if distributed.decide(partial(run.done, name)):
             continue
         stage, about = STAGES[name]
         run.listener.stage(f"{run.recipe.budgets[0]}: {name}" if isinstance(run, Target) else name, about)
@@ -96,7 +95,7 @@ def run_stages(run: Run, until: str = "report", again: bool = False) -> None:
 
 
 def _mend(run: Run, names: list[str]) -> None:
-    """Forget what is damaged or lost of a run's own stages, and of its targets."""
+    """Forget what is damaged or lost in a run's own stages and in its targets."""
     mend(run, _own(names) if isinstance(run, Target) else names, forget)
     if not run.done("targets"):
         return
@@ -116,31 +115,26 @@ def _lost_of_target(run: Run, budget: str) -> str | None:
 
 
 def _own(names: list[str]) -> list[str]:
-    """The stages of a target that it does not share with its parent."""
+    """The stages that a target does not share with its parent."""
     return [name for name in names if name not in SHARED]
 
 
 def _last(run: Run) -> str:
-    """The last stage of a target; what was given from Python is exported and reported on demand."""
+    """The last stage of a target; a run from Python is exported and reported on demand."""
     return "compare" if run.recipe.model == PYTHON else "report"
 
 
 def stages_of(recipe: Recipe) -> list[str]:
-    """The stages of a run by this recipe, in their order."""
-    if recipe.targets:
-        return ["trace", *(["given"] if recipe.start == "trained" else []), *_supernet(recipe), "targets", "report"]
-    left_out = {"targets"}
-    if recipe.start == "scratch":
-        left_out |= {"given", "race"}
-    if recipe.race is None or recipe.allot is not None:
-        left_out.add("race")
-    if not _supernet(recipe):
-        left_out.add("train")
-    return [name for name in STAGES if name not in left_out]
-
-
-def _supernet(recipe: Recipe) -> list[str]:
-    return ["train"] if recipe.scorer == "supernet" and recipe.allot is None else []
+    """The stages of a run of this recipe, in order."""
+    searches, trained = recipe.allot is None, recipe.start == "trained"
+    wanted = {
+        "given": trained,
+        "train": searches and recipe.scorer == "supernet",
+        "race": searches and trained and recipe.race is not None,
+        "targets": bool(recipe.targets),
+    }
+    names = ["trace", "given", "train", "targets", "report"] if recipe.targets else list(STAGES)
+    return [name for name in names if wanted.get(name, True)]
 
 
 def run_targets(run: Run) -> None:
@@ -155,7 +149,7 @@ def run_targets(run: Run) -> None:
 
 
 def pick(run: Run, budget: str) -> Target:
-    """A slim network for one more budget, chosen from the scores that ``run`` has already; nothing is repeated."""
+    """A slim network for one more budget, chosen from the scores that ``run`` already has; nothing is repeated."""
     for name in SHARED:
         if run.done(name):
             run.check(name)
@@ -177,7 +171,7 @@ def check_stage(name: str) -> None:
 
 
 def forget(run: Run, stage: str) -> None:
-    """Remove the results of a stage and of all that stand on it."""
+    """Remove the results of a stage and of all that build on it."""
     names = list(STAGES)
     for name in reversed(names[names.index(stage) :]):
         run.remove(name)
@@ -189,7 +183,7 @@ def forget(run: Run, stage: str) -> None:
 
 
 def _checkpoints(run: Run, names: list[str]) -> list[str]:
-    """The checkpoints of these stages; those of networks that are compared have their names."""
+    """The checkpoints of these stages; those of the compared networks are named after them."""
     found = [path.name for path in run.path(CHECKPOINTS).glob("*")]
     return [name for name in found if (name if name in STAGES else "retrain") in names]
 
@@ -210,7 +204,7 @@ def _clear_errors(run: Run) -> Iterator[None]:
 
 @contextmanager
 def _warnings_as_notes(run: Run) -> Iterator[None]:
-    """Warnings of bcnet's own become notes as they happen."""
+    """Turn bcnet's own warnings into notes as they happen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", UserWarning)

@@ -1,7 +1,7 @@
-"""What a run will take, before it starts: minutes of every stage, memory and disk, from some steps that are measured.
+"""What a run will take, before it starts: minutes of every stage, memory and disk, from a few measured steps.
 
 A few real steps of each kind of work are run on copies of the networks; the rest is arithmetic over the recipe. So the
-plan is as true as these steps are typical: it knows nothing of what else the machine will do.
+plan is as accurate as these steps are typical: it does not know what else the machine will be doing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS, LONGEST = 4, 3.0
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Seconds by stage, and bytes: of memory at the most, of disk in the run's folder."""
+    """Seconds by stage, and bytes: the peak of memory, and disk space in the run's folder."""
 
     seconds: dict[str, float]
     memory: int
@@ -67,8 +67,8 @@ class _Enough(Exception):
 
 @dataclass(frozen=True)
 class _Pace:
-    """Seconds: of a training step of the full, a slim and the super network, of what the teacher says of a batch, and
-    of one look at the validation images that a search scores on, or that judge."""
+    """Seconds of a training step of the full network, a slim one and the supernet, of the teacher's answer to a batch,
+    and of one pass over the validation images that a search scores on, or that judge."""
 
     full: float
     slim: float
@@ -79,7 +79,7 @@ class _Pace:
 
 @kept_random_state()
 def make_plan(run: Run) -> RunPlan:
-    """Measure and add up; the run must be traced."""
+    """Measure and add up; the run must have been traced."""
     with threads(run.recipe.threads):
         pace = _measured(run)
     trained = run.recipe.start == "trained"
@@ -124,7 +124,7 @@ def _supernet_step(run: Run) -> float:
 
 
 def _timed(train: Callable[[Callable[[Any], None]], object]) -> float:
-    """Seconds of a step of ``train``, which is stopped after some; the first one, which warms up, does not count."""
+    """Seconds of a step of ``train``, which is stopped after a few; the first one, a warm-up, does not count."""
     times: list[float] = []
 
     def tell(state: Any) -> None:
@@ -153,7 +153,7 @@ def _forward(network: nn.Module, x: torch.Tensor, run: Run) -> float:
 
 
 def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
-    """A trained network's way: search among cut and healed networks, a race, and what is compared."""
+    """From a trained network: search among cut and healed networks, a race, and what is compared."""
     r, steps = run.recipe, len(run.data.train)
     epoch = steps * (pace.slim + pace.taught)
     found = {"given": 2 * pace.look + (0.0 if _knows(run) else r.given.epochs * steps * pace.full)}
@@ -179,7 +179,7 @@ def _knows(run: Run) -> bool:
 
 
 def _from_scratch(run: Run, pace: _Pace) -> dict[str, float]:
-    """The paper's way: a supernet, a search in it, and networks trained from random weights."""
+    """From scratch, as in the paper: a supernet, a search in it, and networks trained from random weights."""
     r, steps = run.recipe, len(run.data.train)
     epochs = {name: r.retrain.epochs * (1 if name in ONCE else r.repeats) for name in ("found", *r.compare)}
     if "random" in epochs:
@@ -192,7 +192,7 @@ def _from_scratch(run: Run, pace: _Pace) -> dict[str, float]:
 
 
 def _memory(run: Run) -> int:
-    """The most this process, or its GPU, has held so far: the measured steps were of the largest kinds."""
+    """The most this process, or its GPU, has held so far: the measured steps include the largest ones."""
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(run.device))
     if sys.platform == "win32":
@@ -203,7 +203,7 @@ def _memory(run: Run) -> int:
 
 
 def _disk(run: Run) -> int:
-    """Weights of what is trained; a checkpoint has them three times over with momentum, and two are kept."""
+    """The weights of what is trained; with momentum a checkpoint holds three times as much, and two are kept."""
     full, slim = (4 * int(run.space.costs["params"](w)[0]) for w in (run.full, run.constraints.uniform()))
     racing = 0 if run.recipe.race is None or run.recipe.start == "scratch" else run.recipe.race.finalists
     kept = full + (len(run.recipe.compare) + 2) * slim + 5 * 2**20  # trials, report, export

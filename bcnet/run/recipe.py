@@ -1,7 +1,7 @@
 """A recipe: everything a run does, as one validated, versioned object that is a YAML file on disk.
 
 ``Recipe.read("digits")`` reads one that comes with bcnet, ``Recipe.read("my.yaml")`` one of your own. Mistakes are
-answered in one sentence that names the key. Where a recipe is silent, the defaults below hold.
+reported in one sentence that names the key. For keys that a recipe leaves out, the defaults below hold.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from bcnet.errors import BcnetError, did_you_mean
 from bcnet.latency.timing import TimingConfig
 from bcnet.search.config import SearchConfig
 from bcnet.search.criteria import ALLOTMENTS
+from bcnet.space.importance import Criterion
 from bcnet.supernet.paths import METHODS, Method, PathSampling
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
@@ -36,9 +37,9 @@ Compared = Literal[
     "random-isomorphic",
 ]  # fmt: skip
 PYTHON = "python"
-"""What stands for model and data in the recipe of a run that was given Python objects."""
+"""What the recipe of a run that was given Python objects has for model and data."""
 HEAD = 64.0
-"""``Optimisation.head`` where a recipe is silent: at a rate of 0.1 it holds from 640 features on."""
+"""``Optimisation.head`` unless a recipe sets it: at a rate of 0.1 it takes effect from 640 features on."""
 FOLDER = Path(__file__).parent / "recipes"
 
 
@@ -52,7 +53,7 @@ class Prior:
 
 @checked
 class HealingConfig:
-    """What a configuration is given before it is scored; ``score: cut`` has no steps."""
+    """What is done to a configuration before it is scored; ``score: cut`` has no steps."""
 
     steps: Annotated[Count, "steps of fine-tuning before a configuration is scored"] = 30
     lr: Annotated[Positive, "their learning rate"] = 0.02
@@ -93,7 +94,7 @@ class Recipe(BaseModel):
     paper_budgets: tuple[str, ...] = ()
     latency: TimingConfig = TimingConfig()
     given: Optimisation = Optimisation(epochs=60, weight_decay=5e-4, head=HEAD)
-    keep: Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"] = "l2"
+    keep: Criterion = "l2"
     reconstruct: bool = True
     allot: Compared | None = None
     score: Literal["steps", "cut", "supernet"] = "steps"
@@ -123,7 +124,7 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete_groups(cls, data: Any) -> Any:
-        """What a group of settings leaves out is this recipe's default, not its class's."""
+        """What a group of settings leaves out takes this recipe's default, not that of its class."""
         content = dict(data)
         if isinstance(content.get("targets"), (list, tuple)) and content["targets"]:
             content.setdefault("budgets", [content["targets"][0]])
@@ -173,16 +174,17 @@ class Recipe(BaseModel):
         return self
 
     def on(self, device: torch.device) -> Recipe:
-        """The recipe as it runs on ``device``: all training in bf16, where ``bf16`` says so or, unless it says
-        otherwise, where the device is a GPU that has it."""
-        if not (_has_bf16(device) if self.bf16 is None else self.bf16):
+        """The recipe as it runs on ``device``: all training in bf16, if ``bf16`` says so or, by default, if the device
+        is a GPU that has it."""
+        has_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        if not (has_bf16 if self.bf16 is None else self.bf16):
             return self
         trainings = {name: getattr(self, name) for name in ("given", "supernet", "retrain")}
         return self.model_copy(update={name: replace(training, bf16=True) for name, training in trainings.items()})
 
     @property
     def python_file(self) -> str | None:
-        """The Python file that makes the network, which is run for that; None where a package has the network."""
+        """The Python file that is run to make the network; None if the network comes from a package."""
         path, colon, _ = self.model.rpartition(":")
         return path if colon and path.endswith(".py") else None
 
@@ -193,8 +195,8 @@ class Recipe(BaseModel):
 
     @property
     def paths(self) -> Method:
-        """Principle and path sampling of the supernet's training. One that starts from a trained network has its
-        channels sorted by importance, which only UA's nested widths keep together."""
+        """Principle and path sampling of the supernet's training. A supernet that starts from a trained network has its
+        channels sorted by importance, and only UA's nested widths respect that order."""
         method = METHODS[self.method if self.start == "scratch" else "autoslim"]
         return method if self.sampling is None else Method(method.principle, self.sampling)
 
@@ -249,13 +251,9 @@ class Recipe(BaseModel):
         try:
             return read_regular(path, LARGEST).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise BcnetError(f"cannot read {path}: {error.reason} at byte {error.start}, so it is no UTF-8") from None
+            raise BcnetError(f"cannot read {path}: {error.reason} at byte {error.start}, so it is not UTF-8") from None
         except OSError as error:
             raise BcnetError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _has_bf16(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def names() -> list[str]:
@@ -288,4 +286,4 @@ GROUPS: dict[str, Any] = {
     for kind in (entry.annotation, *get_args(entry.annotation))
     if is_dataclass(kind)
 }
-"""The settings that are groups of their own, with their classes."""
+"""The keys that are groups of settings, with their classes."""

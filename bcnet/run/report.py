@@ -164,6 +164,7 @@ def _assembled(
         learnt=rows[compare.get("chosen", "found")].get("learnt", True),
         count=rows["found"].get("count"),
         run=str(folder.folder),
+        in_python=in_python,
         kept=tuple(compare.get("budgets", ())),
         timed_by=compare.get("timed_by", ""),
         repeats=rows["found"].get("trainings", 1),

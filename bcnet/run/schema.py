@@ -1,7 +1,7 @@
-"""What the JSON files of a run folder hold, as far as anything in bcnet reads it: checked when they are read.
+"""What the JSON files of a run folder hold, so far as bcnet reads it: checked whenever they are read.
 
-A file may hold more than its schema names; what is named must be there and of its type, so that whoever reads a
-result need not look again. A field is its type, or its type and what stands for it where it is missing.
+A file may hold more than its schema names; what is named must be present and of its type, so that readers of a result
+need not check again. A field is its type, or its type and its default.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ SCHEMAS: dict[str, Any] = {
 
 
 def fault(name: str, content: dict[str, Any]) -> str | None:
-    """What is wrong with the content of the result called ``name``; None where it is as it should be."""
+    """What is wrong with the content of the result called ``name``; None if nothing is."""
     folder, slash, _ = name.rpartition("/")
     try:
         SCHEMAS.get(folder + slash if slash else name, _RESULT).model_validate(content)

@@ -1,9 +1,9 @@
 """A network on disk without pickle: its weights as safetensors, and in ``widths.json`` how to build it again.
 
-``widths.json`` names the source of the original network (zoo, timm or torchvision; a class of your own is given
-again when it is loaded), the width of every variable, the input and the normalisation it was trained with. Nothing
-that a file says is ever run: a source that is a Python file must be given as a callable, too. A file may come from
-strangers, so sizes are bounded and compared before anything of such a size is made.
+``widths.json`` names the source of the original network (zoo, timm or torchvision; a class of your own is passed again
+when it is loaded), the width of every variable, the input and the normalisation it was trained with. Nothing that a
+file names is ever run: the network of a Python file must be passed as a callable, too. A file may come from strangers,
+so sizes are bounded and compared before anything of that size is allocated.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Description:
 
     @property
     def named(self) -> bool:
-        """Whether the original network can be had by its name alone."""
+        """Whether the original network can be built from its name alone."""
         return self.source is not None and self.source.partition(":")[0] in NAMED_SOURCES
 
     def example(self, batch: int = 1) -> tuple[Tensor, ...]:
@@ -68,7 +68,7 @@ def save(folder: str | Path, network: nn.Module, description: Description) -> Pa
     folder = Path(folder)
     tensors = network.state_dict()
     if odd := next((name for name, tensor in tensors.items() if not finite(tensor)), None):
-        raise BcnetError(f"the network cannot be saved: {odd!r} holds values that are infinite or no numbers")
+        raise BcnetError(f"the network cannot be saved: {odd!r} holds values that are infinite or NaN")
     weights = tensor_bytes(tensors)
     contents = {
         "format": "bcnet.network",
@@ -111,7 +111,7 @@ def load(
         )
     widths = [found.widths[name] for name in space.names]
     needed, held = int(space.costs["params"](widths)[0]), sum(tensor.numel() for tensor in tensors.values())
-    if needed > held:  # seen before so large a network is built
+    if needed > held:  # checked before such a large network is built
         raise BcnetError(
             f"the widths and the weights in {folder} do not belong together: {DESCRIPTION} asks for {needed:,} "
             f"parameters, {WEIGHTS} holds {held:,}"
@@ -193,8 +193,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         raise BcnetError(f"{path} was damaged or exchanged after it was saved ({how}): export the network again")
     try:
         return read_tensors(data)
-    except Exception:  # a file made to harm can fail in any way
-        raise BcnetError(f"{path} is no safetensors file: export the network again") from None
+    except Exception:  # a malicious file can fail in any way
+        raise BcnetError(f"{path} is not a safetensors file: export the network again") from None
 
 
 def _json(folder: Path) -> dict[str, Any]:
@@ -204,9 +204,9 @@ def _json(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise BcnetError(f"there is no saved network in {folder} ({path.name}: {error.strerror})") from None
     except (ValueError, RecursionError):
-        raise BcnetError(f"{path} is no JSON text, perhaps cut short: export the network again") from None
+        raise BcnetError(f"{path} is not JSON, perhaps cut short: export the network again") from None
     if not isinstance(data, dict):
-        raise BcnetError(f"{path} is no JSON object: export the network again")
+        raise BcnetError(f"{path} is not a JSON object: export the network again")
     return data
 
 

@@ -1,4 +1,4 @@
-"""A run: its recipe, its folder, and what both describe (network, width space, data), made when first asked for.
+"""A run: its recipe, its folder, and what they describe (network, width space, data), made on first use.
 
 This is what the stages, the report and the export read::
 
@@ -53,7 +53,7 @@ TAYLOR_BATCHES = 8
 
 
 class Run(RunFolder):
-    """A run folder with the objects its recipe names; a run from Python is given them."""
+    """A run folder with the objects its recipe names, or that a run from Python was given."""
 
     def __init__(self, folder: str | Path, device: str | None = None):
         super().__init__(folder)
@@ -95,7 +95,7 @@ class Run(RunFolder):
 
     @cached_property
     def task(self) -> Task:
-        """What networks are scored by; training has label smoothing of its own."""
+        """What networks are scored by; training adds its own label smoothing."""
         return self.task_given or Task.classification(classes=self.data.classes)
 
     @cached_property
@@ -113,20 +113,20 @@ class Run(RunFolder):
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
-        """What tells the objects that a run from Python was given from others; none where a recipe names them."""
+        """What identifies the objects that a run from Python was given; empty where a recipe names them."""
         if self.recipe.model != PYTHON:
             return {}
         found = fingerprint(self.space, self.source.model, self.data, self.task_given)
         if self.recipe.start == "scratch":
-            del found["weights"]  # which are thrown away
+            del found["weights"]  # which are not used
         return found
 
     @cached_property
     def costs(self) -> dict[str, Cost]:
-        """What widths cost; latency too, once a run whose budgets name it has measured it."""
+        """What widths cost, including latency once a run with a latency budget has measured it."""
         if not self.done("latency"):
             return dict(self.space.costs)
-        table = LatencyTable.from_json(json.dumps(self.read("latency").get("table")))
+        table = LatencyTable.from_json(json.dumps(self.read("latency")["table"]))
         return {**self.space.costs, "latency": table}
 
     @cached_property
@@ -135,7 +135,7 @@ class Run(RunFolder):
 
     @property
     def held(self) -> Constraints:
-        """The budgets as they hold by measurement: latency predicted with the correction that the search found."""
+        """The budgets as measured: latency is predicted with the correction that the search found."""
         checked = (self.glance("search") or {}).get("latency") or {}
         factor, table = checked.get("correction", 1.0), self.costs.get("latency")
         if factor == 1.0 or not isinstance(table, LatencyTable):
@@ -152,17 +152,17 @@ class Run(RunFolder):
         return {name: int(cost(np.asarray(widths))[0]) for name, cost in self.costs.items()}
 
     def fresh(self, widths: Any, seed: int | None = None) -> nn.Module:
-        """A network at ``widths`` with the weights that this run's seed, or another one, draws."""
+        """A network at ``widths`` with weights drawn from this run's seed, or from another one."""
         return self._seeded(seed).build(np.asarray(widths)).to(self.device)
 
     @property
     def final_training(self) -> Source:
-        """What the compared networks are trained on: all training images, unless some are held out to the end."""
+        """What the compared networks are trained on: all training images, unless validation images are held out."""
         return self.data.train if self.holds_out else self.data.whole or self.data.train
 
     @property
     def holds_out(self) -> bool:
-        """Whether no network learns from the validation images, so that they can say which is the best."""
+        """Whether no network learns from the validation images, so that they can tell which is best."""
         return self.recipe.start == "trained" or self.data.whole is None
 
     @cached_property
@@ -177,13 +177,13 @@ class Run(RunFolder):
         return halves(self.data.val, self.recipe.seed)[1] if self.holds_out else self.data.val
 
     def given_network(self) -> nn.Module:
-        """The network as it was given, trained, in evaluation mode: where slim ones begin, and their teacher."""
+        """The given network, trained, in evaluation mode: what slim ones start from, and their teacher."""
         network = copy.deepcopy(self.source.model)
         fill(network, self.tensors("given"), self.path("given.safetensors"))
         return network.eval()
 
     def teacher(self) -> nn.Module | None:
-        """The given network, where slim ones learn from it."""
+        """The given network, if slim ones learn from it."""
         if self.recipe.distillation is None or self.task.distil is None:
             return None
         return self.given_network()
@@ -201,8 +201,8 @@ class Run(RunFolder):
 
     @kept_random_state()
     def inherited(self, widths: Any) -> nn.Module:
-        """A network at ``widths`` with the most important channels of the given one; where something was cut, the rest
-        makes up for it and batch norm is recalibrated."""
+        """A network at ``widths`` with the most important channels of the given one; if channels were cut, the others
+        make up for them and batch norm is recalibrated."""
         space, given, r = self._seeded(), self.given_network(), self.recipe
         some = [] if np.array_equal(widths, self.full) else self.training_batches(r.healing.calibration)
         made_of = some if r.reconstruct else []
@@ -218,16 +218,16 @@ class Run(RunFolder):
 
     @property
     def chosen(self) -> str:
-        """The name of the network that ships: the best that was trained within the budgets."""
-        return str(self.read("retrain").get("chosen", "found"))
+        """The name of the network that ships: the best one trained within the budgets."""
+        return str(self.read("retrain")["chosen"])
 
     @kept_random_state()
     def network(self, name: str | None = None) -> nn.Module:
-        """A trained network by name (``found``, ``uniform``, ``full``, ...), else the one that ships; in evaluation
-        mode."""
-        name = name or self.chosen
-        network = self.fresh(self.read(f"retrain/{name}")["widths"])
-        fill(network, self.tensors(f"retrain/{name}"), self.path("retrain", f"{name}.safetensors"))
+        """A trained network by name (``found``, ``uniform``, ``full``, ...), by default the one that ships, in
+        evaluation mode."""
+        result = f"retrain/{name or self.chosen}"
+        network = self.fresh(self.read(result)["widths"])
+        fill(network, self.tensors(result), self.path(f"{result}.safetensors"))
         if self.recipe.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return network.eval()
@@ -246,7 +246,7 @@ class Run(RunFolder):
         return Supernet(self._seeded(), self.recipe.paths.principle).to(self.device)
 
     def _seeded(self, seed: int | None = None) -> NetworkSpace:
-        """The space, with torch's random numbers at their start: finding out about it may draw some."""
+        """The space, after which torch is seeded: making the space may draw random numbers."""
         space = self.space
         _ = space.own_class
         torch.manual_seed(self.recipe.seed if seed is None else seed)
@@ -254,7 +254,7 @@ class Run(RunFolder):
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device called ``name``; where none is named, a GPU if there is one."""
+    """The device called ``name``; without a name, a GPU if there is one."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
@@ -267,7 +267,7 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
-    """The width space a recipe searches, and the widths in it of the network as it was given."""
+    """The width space that a recipe searches, and the widths of the given network in it."""
     grid: dict[str, Any] = {name: getattr(recipe, name) for name in ("groups", "base", "least")}
     grid["round_to"] = rounding(recipe, source.model)
     space = source.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
@@ -285,9 +285,9 @@ def needs_latency(recipe: Recipe) -> bool:
 
 
 def rounding(recipe: Recipe, model: nn.Module) -> int:
-    """What widths are multiples of. Where latency counts and nothing is said: the channels that a GPU's matrix units or
-    the vectors of a CPU take at once, as those between cost as much as the next multiple; at most a quarter of what
-    half of the layers have, so that there is something left to choose."""
+    """What widths are multiples of. With a latency budget and nothing else said: the number of channels that a GPU's
+    matrix units or a CPU's vectors process at once, since widths in between cost as much as the next multiple; at most
+    a quarter of the median width, so that there is something left to choose."""
     if recipe.round_to is not None or not needs_latency(recipe):
         return recipe.round_to or 1
     on_cpu = next(model.parameters()).device.type == "cpu"
@@ -300,7 +300,7 @@ def rounding(recipe: Recipe, model: nn.Module) -> int:
 
 
 def needed_latency(space: NetworkSpace, recipe: Recipe, listener: Listener | None = None) -> LatencyTable | None:
-    """The latency of one input, measured where a budget names it; ``listener`` hears how far it is."""
+    """The latency of one input, measured if a budget names it; ``listener`` is told how far it is."""
     if not needs_latency(recipe):
         return None
     heard = listener or Listener()
@@ -323,7 +323,7 @@ def make_constraints(
 
 
 def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:
-    """What run.json says: which program, how it was called, and where."""
+    """The contents of run.json: which program ran, how it was called, and where."""
     packages = ("torch", "numpy", "scipy", "pymoo", "pydantic", "safetensors", "scikit-learn", "timm", "torchvision")
     return {
         "bcnet": __version__,
@@ -343,4 +343,6 @@ def facts(command: list[str], recipe: Recipe, device: str) -> dict[str, Any]:
 
 
 def command_line() -> list[str]:
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """The command as a person would repeat it; ``python -m bcnet`` is known to Python by its file."""
+    name = Path(sys.argv[0]).name
+    return ["bcnet" if name == "__main__.py" else name, *sys.argv[1:]]

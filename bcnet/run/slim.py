@@ -79,7 +79,9 @@ def slim(
             Run.create(run.folder, chosen, facts(["bcnet.slim"], chosen, str(run.device)))
         run.give(source, data, task)
         _check_given(run)
-        run_stages(run, until="targets" if chosen.targets else "compare")
+        # A folder that is kept also has the network, for ``bcnet export``, which cannot make it without its code.
+        last = "compare" if folder is None else "export"
+        run_stages(run, until="targets" if chosen.targets else last)
     return Result(run, kept)
 
 

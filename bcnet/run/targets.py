@@ -1,8 +1,8 @@
-"""Several budgets, one start: each target is a run of its own in RUN/targets, which shares what no budget changes.
+"""Several budgets from one start: each target is a run of its own in RUN/targets that shares what no budget changes.
 
-What the given network knows, the table of latencies and the supernet are the parent's. A target has its own recipe
-(the parent's with its budget), search, race, networks, export and report, so it can be exported and looked at like any
-run. ``bcnet pick`` adds a target later, chosen from the scores that are there already.
+The given network, the table of latencies and the supernet are the parent's. A target has its own recipe (the parent's
+with its budget), search, race, networks, export and report, so it can be exported and viewed like any run. ``bcnet
+pick`` adds a target later, chosen from the scores that already exist.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Target(Run):
         return self.parent.fingerprint
 
     def _is_shared(self, name: str) -> bool:
-        """A table of latencies that the parent needed none of is the target's own."""
+        """Whether a result is the parent's; a table of latencies that the parent did not need is the target's own."""
         return name in SHARED and self.parent.done(name)
 
 
 def open_target(parent: Run, budget: str, command: list[str]) -> Target:
-    """The target of ``parent`` for ``budget``, begun where it is new."""
+    """The target of ``parent`` for ``budget``, created if it is new."""
     folder = parent.path(FOLDER, folder_name(budget))
     distributed.decide(lambda: _begin(folder, parent, budget, command))
     target = Target(folder, parent)
@@ -69,7 +69,7 @@ def open_target(parent: Run, budget: str, command: list[str]) -> Target:
 
 
 def _begin(folder: Path, parent: Run, budget: str, command: list[str]) -> None:
-    """All of it follows from the parent, so what was lost of the beginning is written anew."""
+    """Write the start of a target; all of it follows from the parent, so a lost one is written again."""
     target = RunFolder(folder)
     if target.glance("run") is None:
         recipe = parent.recipe.changed(budgets=[budget], targets=[])
@@ -87,7 +87,7 @@ def targets_of(run: Run) -> list[Path]:
 
 
 def known_trials(run: Run) -> list[Trial]:
-    """Every trial of a run and of its targets; where a configuration was scored twice, the first."""
+    """Every trial of a run and of its targets; of a configuration that was scored twice, the first."""
     found: dict[tuple[int, ...], Trial] = {}
     for folder in [run.folder, *targets_of(run)]:
         path = folder / TRIALS

@@ -1,4 +1,4 @@
-"""Stored weights into a network: all of them and no others, of its shapes and types, and only numbers."""
+"""Load stored weights into a network: exactly its names, shapes and types, and only finite numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bcnet.errors import BcnetError
 
 
 def fill(network: nn.Module, tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Give ``network`` the weights that ``file`` held, or say what about them does not fit."""
+    """Load the weights that ``file`` held into ``network``, or say what does not fit."""
     state = network.state_dict()
     names = [*(n for n in state if n not in tensors), *(n for n in tensors if n not in state)]
     if names:
@@ -31,7 +31,7 @@ def fill(network: nn.Module, tensors: Mapping[str, Tensor], file: Path) -> None:
                 f"but of {_kind(expected)} in the network"
             )
         if not finite(found):
-            raise BcnetError(f"{file} holds weights that are infinite or no numbers: {name!r} has some")
+            raise BcnetError(f"{file} holds weights that are infinite or NaN: {name!r} has some")
     network.load_state_dict(dict(tensors), strict=True)
 
 

@@ -3,8 +3,8 @@
 An axis is a row of segments. A segment holds all units of one variable in order, each repeated
 ``repeat`` times (a flattened 7x7 map: 49; a group of a grouped convolution: its channels), or a fixed
 number of channels. A concatenation is two segments. *Units* are what a variable counts: one unit is
-``unit`` channels of its width. Where a buffer of numbers puts channels in another order, the units of segments lie
-mixed, and the buffer's own axis says whose channels its numbers are.
+``unit`` channels of its width. Where a buffer of indices puts channels in another order, the units of several segments
+are interleaved, and the buffer's own axis says which channels its entries index.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Size:
         return self + Size(-other.constant, tuple((v, -k) for v, k in other.terms))
 
     def __floordiv__(self, divisor: int) -> Size:
-        """Exact division: the caller knows that every part divides."""
+        """Exact division: the caller knows that nothing is left over."""
         return Size(self.constant // divisor, tuple((v, k // divisor) for v, k in self.terms))
 
 
@@ -49,7 +49,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A buffer's numbers are channels of ``axis``, which has ``full`` units of every variable in the original."""
+    """A buffer's entries index channels of ``axis``, which has ``full`` units of every variable in the original."""
 
     axis: Axis
     full: tuple[int, ...]
@@ -59,8 +59,8 @@ class Numbers:
 class Axis:
     """One dimension of a parameter.
 
-    ``mixed`` is (segment, unit) of every index in the original, where segments do not lie one after the other; units
-    beyond those come last. ``numbers`` says what is counted by a buffer along this axis that holds numbers of channels.
+    ``mixed`` is (segment, unit) of every index in the original, where segments are interleaved; units beyond those come
+    last. ``numbers`` says what a buffer along this axis indexes, where its entries are indices of channels.
     """
 
     segments: tuple[Segment, ...]
@@ -133,7 +133,7 @@ class Axis:
 
 
 def parse(members: np.ndarray, counts: Sequence[int], loose: Collection[int] = ()) -> Axis | int:
-    """The segments of an axis, or the variable that spoils it.
+    """The segments of an axis, or a variable whose channels do not form any.
 
     ``members`` (n, 2) holds variable and unit of each index, variable -1 where it is fixed; ``counts``
     are the units of each variable; those in ``loose`` may lie in any order.
@@ -158,7 +158,7 @@ def parse(members: np.ndarray, counts: Sequence[int], loose: Collection[int] = (
 
 
 def _mixed(members: np.ndarray, counts: Sequence[int]) -> Axis | int:
-    """As :func:`parse`, for channels in any order; every unit of a variable must be there equally often."""
+    """As :func:`parse`, for channels in any order; all units of a variable must occur equally often."""
     variables = list(dict.fromkeys(members[:, 0].tolist()))
     segments = []
     for v in variables:

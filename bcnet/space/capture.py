@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError, first_line
 from bcnet.space.export import Arguments, cause, export, tensors_in
+from bcnet.space.handwritten import Handwritten, unmark
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
-from bcnet.space.tidy import free_groups, inline, keep_contents, keep_saved, lift_numbers, mix_kernels, spell_out
+from bcnet.space.tidy import lift_numbers, tidy
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -30,9 +32,11 @@ class Capture:
     ``state_of`` maps a placeholder's name to the name of its parameter or buffer, ``inputs`` are the
     placeholders of the user's inputs, ``batch`` is the batch size the shapes were recorded with, ``given`` what
     the network was called with, and ``dynamic`` says whether the graph takes other batch sizes too. ``output``
-    is how the outputs are put together; ``adapted`` says that they are only what an adapter picks of them.
+    is how the outputs are put together; ``adapted`` says that they are only what an adapter picks from them.
     ``parts`` are graphs within the graph, ``plain`` the names of buffers that the network keeps as plain attributes,
-    ``numbers`` those of channels that the forward itself writes down.
+    ``numbers`` the indices of channels that the forward itself writes down. ``functions`` are calls of functions with
+    gradients of their own, which networks make too; ``by_hand`` says that there may be such gradients, ``lost`` are the
+    parameters that learn otherwise than in the network itself.
     """
 
     graph: fx.Graph
@@ -47,6 +51,14 @@ class Capture:
     parts: Mapping[str, nn.Module] = field(default_factory=dict)
     plain: tuple[str, ...] = ()
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    functions: tuple[Handwritten, ...] = ()
+    by_hand: bool = False
+    lost: tuple[str, ...] = ()
+
+    @property
+    def plain_operators(self) -> Capture:
+        """The graph without calls of functions that have gradients of their own."""
+        return replace(self, functions=())
 
     @property
     def used(self) -> set[str]:
@@ -55,7 +67,7 @@ class Capture:
 
     @property
     def unlearned(self) -> set[str]:
-        """Those of them that no gradient of the output comes to."""
+        """Those of them that no gradient of the output reaches."""
         return self.used - self._reached(torch.ops.aten.detach.default)
 
     def _reached(self, stop: Any = None) -> set[str]:
@@ -78,13 +90,15 @@ def capture(
     model: nn.Module, example: Example, *, training: bool = False, output: Callable[[Any], Any] | None = None
 ) -> Capture:
     """Export ``model``, in evaluation mode by default, on ``example`` (see :func:`arguments`)."""
-    given = checked(model, example)
+    given = checked_arguments(model, example)
     ran = duplicate(model).train(training)
     before = plain_tensors(ran)
     result = _run(ran, given)
     plain = tuple(name for name, tensor in plain_tensors(ran).items() if tensor is before.get(name))
     foreign = any(not isinstance(leaf, (Tensor, int, float, bool, str)) for leaf in tree_leaves(result))
     adapt = output if output is not None else logits if foreign else None
+    if not tensors_in(result) and adapt is None:
+        raise BcnetError(f"{type(model).__name__} gives no tensor: its forward must return its outputs")
 
     def fresh() -> nn.Module:
         """A copy that has not run yet, so that it holds nothing of an earlier batch."""
@@ -105,16 +119,13 @@ def capture(
             f"batches of {batch} only, and it can have no supernet: its forward must not loop over the batch",
             stacklevel=4,
         )
-    inline(program.graph_module)
-    keep_contents(program.graph)
-    spell_out(program.graph)
-    keep_saved(program.graph)
-    free_groups(program.graph)
-    mix_kernels(program.graph)
+    tidy(program.graph_module)
     signature = program.graph_signature
     lifted = signature.inputs_to_lifted_tensor_constants
     constants = {name: program.constants[target].detach() for name, target in lifted.items()}
     numbers = {} if training else lift_numbers(program.graph, constants)
+    calls, hooked = (program.graph_module.meta[key] for key in ("calls", "hooked"))
+    functions = unmark(program.graph, calls, constants)
     return Capture(
         program.graph,
         {**signature.inputs_to_parameters, **signature.inputs_to_buffers, **{name: name for name in numbers}},
@@ -128,6 +139,8 @@ def capture(
         {n.target: getattr(program.graph_module, n.target) for n in program.graph.find_nodes(op="get_attr")},
         plain,
         numbers,
+        functions,
+        bool(calls) or hooked,
     )
 
 
@@ -135,8 +148,8 @@ def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.e
     """The exported network, what it was exported on, and whether it takes any batch size."""
     more = one_more(given)
     frozen: list[torch.export.ExportedProgram] = []
-    for tried in (given, more):  # a network that remembers a batch size takes that for a fixed one
-        with contextlib.suppress(Exception):  # any failure is tried with fixed sizes, and that one is reported
+    for tried in (given, more):  # the size a network has stored counts as fixed, so another is tried
+        with contextlib.suppress(Exception):  # after any failure fixed sizes are tried, and their failure is reported
             program = export(fresh(), tried, dynamic=True)
             if not _frozen(program):
                 return program, tried, True
@@ -147,14 +160,14 @@ def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.e
             frozen = [export(network, given, dynamic=False)]
         except Exception as error:
             raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {cause(error)}") from error
-        with contextlib.suppress(Exception):  # a network that takes no other batch size keeps the one it has
+        with contextlib.suppress(Exception):  # a network that runs on no other batch size keeps this one
             frozen.append(export(fresh(), more, dynamic=False))
     return frozen[0], given, len(frozen) == 2 and _free_batch(frozen[0], frozen[1], given)
 
 
 def used_in_training(model: nn.Module, example: Example, names: Iterable[str]) -> bool:
-    """Whether the training mode reads one of these parameters; what cannot be run is taken to."""
-    args, kwargs = checked(model, example)
+    """Whether training mode reads one of these parameters; assumed where the network does not run."""
+    args, kwargs = checked_arguments(model, example)
     network = duplicate(model).train()
     parameters = dict(network.named_parameters(remove_duplicate=False))
     wanted = [parameters[n].requires_grad_() for n in names if n in parameters and parameters[n].is_floating_point()]
@@ -168,7 +181,7 @@ def used_in_training(model: nn.Module, example: Example, names: Iterable[str]) -
 
 
 def one_more(given: Arguments) -> Arguments:
-    """The arguments with one image more."""
+    """The arguments with one more image."""
     batch = tensors_in(given)[0].shape[0]
 
     def grown(leaf: Any) -> Any:
@@ -186,9 +199,9 @@ def _frozen(program: torch.export.ExportedProgram) -> bool:
 
 
 def _free_batch(program: torch.export.ExportedProgram, other: torch.export.ExportedProgram, given: Arguments) -> bool:
-    """Free a graph of the batch size it was frozen at, and say whether that could be done.
+    """Free a graph of the batch size it was frozen at, and say whether that was possible.
 
-    Its twin for one image more shows which numbers depend on the batch: ``a + b * batch`` takes their place.
+    Its twin for one more image shows which numbers depend on the batch: ``a + b * batch`` replaces them.
     """
     batch, twin = tensors_in(given)[0].shape[0], other.graph
     pairs = list(zip(program.graph.nodes, twin.nodes, strict=False))
@@ -208,7 +221,7 @@ def _free_batch(program: torch.export.ExportedProgram, other: torch.export.Expor
 
 
 def _varied(a: Any, b: Any, size: fx.Node, batch: int) -> Any:
-    """An argument with numbers that differ between two batch sizes as functions of the batch size."""
+    """An argument in which numbers that differ between two batch sizes are functions of the batch size."""
     if isinstance(a, (list, tuple)):
         return type(a)(_varied(x, y, size, batch) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
@@ -234,7 +247,7 @@ def arguments(example: Example) -> Arguments:
     return tuple(example), {}
 
 
-def checked(model: nn.Module, example: Example) -> Arguments:
+def checked_arguments(model: nn.Module, example: Example) -> Arguments:
     """The arguments, of batch size 2 or more: export would freeze a batch of 1."""
     if not isinstance(model, nn.Module):
         raise BcnetError(f"expected a torch.nn.Module, but got {type(model).__name__}")
@@ -243,6 +256,11 @@ def checked(model: nn.Module, example: Example) -> Arguments:
     odd = next((name for name in model.state_dict() if any(sign in name for sign in '"\\\n\r')), None)
     if odd is not None:
         raise BcnetError(f"{odd!r:.80} has a quote, backslash or line end in its name: rename that layer")
+    if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+        raise BcnetError(
+            f"{type(model).__name__} has layers that take their sizes from the first input: run it once on the example "
+            "input, then trace it"
+        )
     given = arguments(example)
     tensors = tensors_in(given)
     if not tensors or not all(t.dim() for t in tensors):
@@ -260,7 +278,7 @@ def checked(model: nn.Module, example: Example) -> Arguments:
 
 
 def _with_constants(network: nn.Module, ran: nn.Module) -> nn.Module:
-    """The network with whole numbers that it keeps as buffers (a stride, a padding) made where they are read, so that
+    """The network with the integers that it keeps as buffers (a stride, a padding) created where they are read, so that
     torch.export knows their values; those that change when it runs, as they did in its copy ``ran``, stay buffers."""
     after = dict(ran.named_buffers(remove_duplicate=False))
     for path, module in network.named_modules():
@@ -279,7 +297,7 @@ def _with_constants(network: nn.Module, ran: nn.Module) -> nn.Module:
 
 
 def _number(buffer: Tensor | None) -> int | None:
-    """The whole number that a buffer holds, if it does."""
+    """The integer that a buffer holds; None for any other buffer."""
     if buffer is None or buffer.dim() or buffer.is_meta or buffer.dtype not in (torch.int32, torch.int64):
         return None
     return int(buffer)

@@ -25,6 +25,7 @@ from bcnet.space.axis import Axis
 from bcnet.space.capture import one_more
 from bcnet.space.counting import products
 from bcnet.space.export import tensors_in
+from bcnet.space.learning import alike
 from bcnet.space.operators.table import name_of
 from bcnet.space.resize import shape_at, sliced, tiled
 from bcnet.space.rewrite import graph_network, put
@@ -51,11 +52,25 @@ def self_check(space: NetworkSpace) -> None:
             if space.graph.dynamic:
                 _Inspector(network, nodes, space, None, counter).run(*tensors_in(one_more(space.inputs)))
         path = _answers(lambda *x: functional_call(network, views, x, tie_weights=False), space)
-        if not all(_alike(a, b) for a, b in zip(path, plain, strict=True)):
+        if not all(alike(a, b) for a, b in zip(path, plain, strict=True)):
             raise BcnetError(
                 f"{_first_difference(space, network, units, views)}: a path of a supernet answers otherwise than the "
                 f"plain network of its widths; {_WAY_OUT}"
             )
+        if space.graph.functions:
+            _check_functions(space, units, views)
+
+
+def _check_functions(space: NetworkSpace, units: list[int], views: Mapping[str, Tensor]) -> None:
+    """Functions with gradients of their own must run at other widths."""
+    try:
+        _answers(graph_network(space.graph, space.slots, units, views).eval(), space)
+    except Exception as error:
+        names = ", ".join(dict.fromkeys(call.function.__name__ for call in space.graph.functions))
+        raise BcnetError(
+            f"{names} of {type(space.model).__name__} does not run at other widths: {first_line(error)}; give a "
+            f"torch.autograd.Function no sizes; {_WAY_OUT}"
+        ) from error
 
 
 @torch.no_grad()
@@ -99,16 +114,9 @@ def _first_difference(space: NetworkSpace, plain: fx.GraphModule, units: list[in
     steps = [_Recorder(network) for network in (path, plain)]
     for step in steps:
         _answers(step.run, space)
-    first = next((name for name, found in steps[0].results.items() if not _alike(found, steps[1].results[name])), "")
+    first = next((name for name, found in steps[0].results.items() if not alike(found, steps[1].results[name])), "")
     node = next((n for n in space.graph.graph.nodes if n.name == first), None)
     return _place(node) if node is not None else type(space.model).__name__
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or not a.is_floating_point():
-        return a.shape == b.shape
-    scale = float(b.nan_to_num(0.0, 0.0, 0.0).abs().max()) if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 class _Recorder(fx.Interpreter):
@@ -169,7 +177,14 @@ class _Inspector(fx.Interpreter):
     def _check_flops(self, node: fx.Node, counted: int) -> None:
         rows = products(node, self.space.coupling)
         said = sum(prod(size.at(self.units or []) for size in row) for row in rows)
-        if counted and counted != said:
+        if any(_depends_on_data(v) for n in node.all_input_nodes for v in tensors_in(n.meta.get("val"))):
+            if said:
+                warnings.warn(
+                    f"{_place(node)} works on as many rows as the values of its input say, and its FLOPs are counted "
+                    "for one; to leave that part out trace a module that wraps the network",
+                    stacklevel=2,
+                )
+        elif counted and counted != said:
             raise BcnetError(
                 f"{_place(node)} has {counted:,} FLOPs by torch's counter, but the space says {said:,}; say what it "
                 f'multiplies with bcnet.space.register("{name_of(node.target)}", couple=..., macs=...)'

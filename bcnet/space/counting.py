@@ -42,8 +42,8 @@ def product(sizes: Iterable[Size]) -> Polynomial:
 
 
 def beyond_quadratic(capture: Capture, state: Mapping[str, Tensor], coupling: Coupling) -> tuple[int, str] | None:
-    """A variable that makes some cost more than a quadratic form, and where: of several that with the fewest layers,
-    of these the narrowest."""
+    """A variable because of which some cost is not a quadratic form, and where: of several the one with the fewest
+    layers, and of those the narrowest."""
     costs = [(sizes, layer_of(n) or n.name) for n in capture.graph.nodes for sizes in products(n, coupling)]
     costs += [([axis.size for axis in coupling.axes[name]], name) for name in state if name in coupling.axes]
     variables = coupling.variables
@@ -61,7 +61,7 @@ def flops(capture: Capture, coupling: Coupling) -> QuadraticCost:
     for node in capture.graph.nodes:
         if fed.intersection(node.all_input_nodes):
             fed.add(node)
-        batch = capture.batch ** _batch_power(node) if node in fed else 1  # what only weights feed is computed once
+        batch = capture.batch ** _batch_power(node) if node in fed else 1  # weights alone: computed once
         for sizes in products(node, coupling):
             for key, k in product(sizes).items():
                 total[key] = total.get(key, 0) + k / batch
@@ -69,8 +69,8 @@ def flops(capture: Capture, coupling: Coupling) -> QuadraticCost:
 
 
 def _batch_power(node: fx.Node) -> int:
-    """How often the batch size is a factor of a node's products: twice where images meet each other in a matrix
-    product, and every axis of it shows in two of its three matrices."""
+    """How often the batch size is a factor of a node's products: twice if images meet each other in a matrix product,
+    where every axis occurs in two of the three matrices."""
     if node.op != "call_function" or name_of(node.target) not in ("aten::matmul", "aten::mm", "aten::bmm"):
         return 1
     shapes = [v.shape for n in (node, *node.all_input_nodes) for v in tensors_in(n.meta.get("val"))]
@@ -80,8 +80,8 @@ def _batch_power(node: fx.Node) -> int:
 def products(node: fx.Node, coupling: Coupling) -> list[list[Size]]:
     """The sizes of every product that a node accumulates.
 
-    An operator whose table entry does not say so is run without data under torch's own counter: what that finds
-    counts as it is in the full network, and a warning names it where its widths vary.
+    An operator whose table entry does not say is run without data under torch's own counter: the result for the full
+    network counts at all widths, and a warning names the operator if its widths vary.
     """
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return []
@@ -103,7 +103,7 @@ def products(node: fx.Node, coupling: Coupling) -> list[list[Size]]:
 
 
 def _counted_by_torch(node: fx.Node) -> int:
-    """Multiply-accumulates of one call by torch's counter, on tensors without data; 0 where they cannot be run."""
+    """Multiply-accumulates of one call by torch's counter, on tensors without data; 0 if it cannot be run on them."""
     if torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
         return 0
 
@@ -123,7 +123,7 @@ def _counted_by_torch(node: fx.Node) -> int:
 
 
 def parameters(state: Mapping[str, Tensor], coupling: Coupling) -> QuadraticCost:
-    """Parameters, each counted once however often it is shared; buffers do not count."""
+    """Parameters, each counted once even if it is shared; buffers do not count."""
     total: dict[Monomial, float] = {}
     unique = {id(p): (name, p) for name, p in state.items() if isinstance(p, nn.Parameter)}
     for name, p in unique.values():
@@ -194,9 +194,7 @@ def _storages(capture: Capture) -> dict[fx.Node, fx.Node]:
 def _bytes(node: fx.Node, capture: Capture, coupling: Coupling) -> np.ndarray:
     """``[constant, coefficient per variable]`` in channels, shape (1 + L,)."""
     row = np.zeros(1 + len(coupling.variables))
-    values = node.meta["val"] if isinstance(node.meta["val"], (list, tuple)) else [node.meta["val"]]
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    for sizes, value in zip(coupling.sizes[node.name], tensors, strict=False):
+    for sizes, value in zip(coupling.sizes[node.name], tensors_in(node.meta["val"]), strict=False):
         constant, slope = _linear(sizes, coupling)
         weight = value.element_size() / capture.batch
         row[0] += constant * weight
@@ -206,7 +204,7 @@ def _bytes(node: fx.Node, capture: Capture, coupling: Coupling) -> np.ndarray:
 
 
 def _linear(sizes: Sequence[Size], coupling: Coupling) -> tuple[int, dict[int, int]]:
-    full = [v.count for v in coupling.variables]
+    full = coupling.counts
     varying = [s for s in sizes if s.terms]
     fixed = prod(s.constant for s in sizes if not s.terms)
     if not varying:

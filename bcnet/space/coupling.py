@@ -1,7 +1,7 @@
 """From the graph of any network to its width variables.
 
 Labels (see :mod:`bcnet.space.labels`) are propagated through the graph; labels that must share their
-fate form classes; classes that touch the same parameter dimensions form a width variable.
+fate form classes; classes that occur in the same parameter dimensions form a width variable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.sparse import coo_matrix
 from torch import Tensor
 
 from bcnet.errors import BcnetError
-from bcnet.space.axis import Axis, Numbers, Size, parse
+from bcnet.space.axis import Axis, Numbers, Segment, Size, parse
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Value, settle, shrink, varying, vector
 from bcnet.space.operators.table import bind
@@ -31,7 +31,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 @dataclass(frozen=True)
 class Coupled:
-    """One width variable as the graph shows it: ``count`` units of ``unit`` channels."""
+    """One width variable as found in the graph: ``count`` units of ``unit`` channels."""
 
     name: str
     count: int
@@ -43,7 +43,7 @@ class Coupled:
 class Coupling:
     """Width variables of a network, the axes of its parameters, and the sizes in its graph.
 
-    ``training`` is the same with the sizes of the graph of the training mode, where there is one of its own.
+    ``training`` is the same with the sizes of the graph of training mode, where that differs.
     """
 
     variables: tuple[Coupled, ...]
@@ -53,9 +53,10 @@ class Coupling:
     fixed: tuple[tuple[str, str], ...]
     training: Coupling | None = None
 
-    def full(self, node: str, axis: int) -> int:
-        """The size of an axis of a node's output in the captured network."""
-        return self.sizes[node][0][axis].at([v.count for v in self.variables])
+    @property
+    def counts(self) -> list[int]:
+        """The units of every variable in the captured network."""
+        return [v.count for v in self.variables]
 
 
 def couple(
@@ -69,8 +70,8 @@ def couple(
     """Find the width variables of a captured network.
 
     ``state`` are its parameters and buffers by name; ``ignore`` holds names of layers (or patterns such
-    as ``stem.*``) whose output width must not change; ``training`` is the graph of the training mode,
-    where that has layers of its own (auxiliary heads); ``kernels`` are parameter dimensions that never vary;
+    as ``stem.*``) whose output width must not change; ``training`` is the graph of training mode, where
+    that has layers of its own (auxiliary heads); ``kernels`` are parameter dimensions that never vary;
     ``unwanted`` may name a variable that must be fixed after all, and where.
     """
     walk = Walk(capture, state, kernels)
@@ -138,7 +139,7 @@ class _Grouping:
         self.counts: list[int] = []
         self._axes: dict[str, tuple[Axis, ...]] = {}
         self.order = self._first_uses()
-        self.parts = list(walk.links.cuts)  # labels that lie apart from others they would otherwise go with
+        self.parts = list(walk.links.cuts)  # labels that are separate from others they would otherwise be grouped with
 
     def result(self) -> Coupling:
         for _ in range(len(self.walk.labels) + 1):
@@ -206,7 +207,7 @@ class _Grouping:
         self.places = torch.from_numpy(place_of[:, 0] * (len(place_of) + 1) + place_of[:, 1])[self.classes]
 
     def _spoiled(self) -> dict[int, tuple[str, np.ndarray]]:
-        """Variables some axis cannot be described with: where, and labels that lie apart there."""
+        """Variables that some axis cannot be described with: where, and labels that are separate there."""
         spoiled: dict[int, tuple[str, np.ndarray]] = {}
         axes: dict[str, list[Axis]] = {}
         picked = {name: self.member[labels.numpy()] for name, labels in self.walk.links.picked.items()}
@@ -220,7 +221,7 @@ class _Grouping:
                 spoiled.setdefault(source, (name, labels.numpy()[:0]))
             else:
                 shape = self.walk.state[name].shape
-                row = axes.setdefault(name, [parse(np.full((n, 2), -1), []) for n in shape])  # type: ignore[misc]
+                row = axes.setdefault(name, [Axis((Segment(None, n),)) for n in shape])
                 numbers = Numbers(source, tuple(self.counts)) if source is not None and source.variables else None
                 row[axis] = replace(found, numbers=numbers)
         for node, value in (self.walk.values | (self.also.values if self.also else {})).items():
@@ -234,13 +235,13 @@ class _Grouping:
         return spoiled
 
     def _first_run(self, labels: np.ndarray, variable: int) -> np.ndarray:
-        """The labels of a variable along an axis as far as no others lie between them."""
+        """The first labels of a variable along an axis, up to where others interrupt them."""
         places = np.flatnonzero(self.member[labels, 0] == variable)
         return labels[places[: 1 + int(np.argmax(np.append(np.diff(places), 0) != 1))]]
 
     def _size(self, value: Value, axis: int) -> Size | int:
-        """The size of an axis, or the variable of which it holds only a part or that shares it with another."""
-        if (id(value), axis) not in self._known:  # asked for twice, and operators give values on as they are
+        """The size of an axis, or a variable of which it holds only a part, or that shares it with another."""
+        if (id(value), axis) not in self._known:  # asked for twice, and many operators pass values on unchanged
             self._known[id(value), axis] = self._measured(value, axis)
         return self._known[id(value), axis]
 
@@ -274,19 +275,18 @@ class _Grouping:
 
     def _sizes(self, walk: Walk) -> dict[str, tuple[tuple[Size, ...], ...]]:
         """Node name to the sizes of its output axes (one row per output tensor)."""
-        sizes = {}
-        for node, value in walk.values.items():
-            rows = [tuple(self._size(v, a) for a in range(len(v.shape))) for v in values_in(value)]
-            sizes[node.name] = tuple(rows)
-        return sizes  # type: ignore[return-value]
+        return {
+            node.name: tuple(tuple(self._size(v, a) for a in range(len(v.shape))) for v in values_in(value))  # type: ignore[misc]
+            for node, value in walk.values.items()
+        }
 
     def _prefixes(self, walk: Walk) -> dict[str, Callable[[int, int], Size]]:
         """Node name to a function (axis, position) -> how many channels lie before that position."""
-        found: dict[str, Callable[[int, int], Size]] = {}
-        for node, value in walk.values.items():
-            if isinstance(value, Value) and value.layers:
-                found[node.name] = partial(self._prefix, value)
-        return found
+        return {
+            node.name: partial(self._prefix, value)
+            for node, value in walk.values.items()
+            if isinstance(value, Value) and value.layers
+        }
 
     def _prefix(self, value: Value, axis: int, position: int) -> Size:
         for layer in value.layers:
@@ -317,7 +317,7 @@ class _Grouping:
     def _fixed(self) -> tuple[tuple[str, str], ...]:
         """Layers whose output cannot vary, with the reason."""
         why = self.walk.links.explained()
-        outputs = {name: 1 for name in self.walk.transposed() if (name, 1) in self.walk.labels}  # else its groups'
+        outputs = {name: 1 for name in self.walk.transposed() if (name, 1) in self.walk.labels}  # else per group
         rows: dict[str, str] = {}
         for name, axis in self.order:
             labels = self.walk.labels[name, axis].numpy()

@@ -1,4 +1,4 @@
-"""One call of ``torch.export``: quiet, without work whose results nothing here reads, its failures in plain words."""
+"""One call of ``torch.export``: quiet, without work whose results are not used here, its failures in plain words."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bcnet.errors import first_line
+from bcnet.space.handwritten import marked
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 _ACTIVATIONS = ["relu", "hardtanh", "hardswish", "hardsigmoid", "silu", "gelu", "elu", "leaky_relu", "mish", "neg"]
-_FRACTIONS = ["sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt"]  # of whole numbers too
+_FRACTIONS = ["sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt"]  # of integers, too
 
 _SHORTCUTS: list[tuple[Any, str, Any]] = [
     (fx.config, "do_not_emit_stack_traces", True),
     (proxy_tensor, "_extract_tensor_metadata", lambda _: None),
 ]
-"""Settings of torch of no published name, which a version of it may not have: 2.11 lacks the first."""
+"""Private settings of torch, which some versions lack: 2.11 does not have the first."""
 
 
 def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
-    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``."""
+    """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``; in its module's ``meta``
+    are the ``calls`` of functions with gradients of their own, and whether gradients are ``hooked``."""
     args, kwargs = given
     shapes: Any = None
     with _quietly(), _quickly():
@@ -47,8 +49,10 @@ def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.
                 if tensor.shape[:1] == (batch,):
                     collection[tensor] = {0: torch.export.Dim.AUTO}
             shapes = collection.dynamic_shapes(network, args, kwargs)
-        with _Graphable():
-            return torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+        with _Graphable() as mode, marked() as calls:
+            program = torch.export.export(network, args, kwargs, dynamic_shapes=shapes, strict=False)
+    program.graph_module.meta |= {"calls": calls, "hooked": mode.hooked}
+    return program
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -56,25 +60,38 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Blocks of ``autocast`` do nothing, as in a graph, which has none."""
+    with (
+        patch.object(torch.autocast, "__enter__", lambda block: block),
+        patch.object(torch.autocast, "__exit__", lambda block, *_: None),
+    ):
+        yield
+
+
 class _Graphable(TorchFunctionMode):
-    """What of a forward goes past the graph: ``x.data`` is read as ``x.detach()``, and ``x.data = y`` is refused where
-    it is done."""
+    """Handles what a forward does without the graph noticing: ``x.data`` is read as ``x.detach()``, ``x.data = y`` is
+    refused where it happens, and hooks are noted."""
+
+    hooked = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise _ReplacedError
+        self.hooked |= func is Tensor.register_hook
         return func(*args, **(kwargs or {}))
 
 
 class _ReplacedError(RuntimeError):
-    """A forward gives a tensor other contents."""
+    """A forward replaces the contents of a tensor."""
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the pages that torch prints when it fails: the error says what is needed."""
+    """Suppress the pages that torch prints when it fails: the error says what is needed."""
     noisy = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
     levels = [noise.level for noise in noisy]
     for noise in noisy:
@@ -91,9 +108,9 @@ def _quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quickly() -> Iterator[None]:
-    """Without a stack trace for every operator, a second record of every shape, and code for every stage of the graph;
-    the shapes of activations and batch norms at hand instead of worked out by taking them apart; no search for garbage
-    in between. Attention layers are taken apart instead of being one operator of torch's fast path."""
+    """Skip the stack trace of every operator, a second record of every shape, and code for every stage of the graph;
+    give the shapes of activations and batch norms directly instead of decomposing them; collect no garbage meanwhile.
+    Attention layers are decomposed instead of being one operator of torch's fast path."""
     fast, collects = torch.backends.mha.get_fastpath_enabled(), gc.isenabled()
     torch.backends.mha.set_fastpath_enabled(False)
     gc.disable()
@@ -117,7 +134,7 @@ def _alike(mode: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _fractions(mode: Any, x: Tensor, *_: Any) -> Tensor:
-    """As ``x``, but never of whole numbers."""
+    """As ``x``, but never of integers."""
     return _empty(mode, x, x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype())
 
 
@@ -132,7 +149,7 @@ def _itself(mode: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _normed(mode: Any, x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """What batch norm gives in evaluation: no statistics of the batch."""
+    """What batch norm gives in evaluation mode: no statistics of the batch."""
     nothing = [fake_tensor.FakeTensor(mode, torch.empty(0, device="meta"), x.device) for _ in range(2)]
     return _alike(mode, x), nothing[0], nothing[1]
 
@@ -178,7 +195,7 @@ def cause(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The line of the network's own code in which an error came up."""
+    """The line of the network's own code that raised an error."""
     torch_itself = str(Path(torch.__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((torch_itself, "<"))]
     own = [f for f in frames if Path(f.filename).parent != Path(__file__).parent]

@@ -1,14 +1,14 @@
 """Which channels stay: the importance of every unit of every width variable, over all layers the variable couples.
 
 A unit of a variable owns a slice of every parameter the variable runs through: filters that make it, weights that read
-it, its scale in a norm. A criterion turns these slices into one number per unit; biases have no say. Scores of a
-variable have mean 1, so that those of different variables can be compared; ``lamp`` is relative by itself.
+it, its scale in a norm. A criterion turns these slices into one number per unit; biases do not count. The scores of a
+variable have mean 1, so that those of different variables can be compared; ``lamp`` is already relative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
+from bcnet.space.resize import shape_at
+from bcnet.utils.modes import evaluation_mode
 from bcnet.utils.pointwise import safe_gradients
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ Scores = list[NDArray[np.float64]]
 Kept = list[NDArray[np.int64]]
 Keep = str | Sequence[ArrayLike]
 
-CRITERIA = ("l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random")
+Criterion = Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"]
+CRITERIA: tuple[str, ...] = get_args(Criterion)
 
 
 def importance(space: NetworkSpace, network: nn.Module, criterion: str = "l2", *, seed: int = 0) -> Scores:
@@ -35,8 +38,8 @@ def importance(space: NetworkSpace, network: nn.Module, criterion: str = "l2", *
 
     ``l1`` and ``l2``: the sum of absolute or squared weights; ``fpgm``: the distance of a unit's weights from those
     of all others, small near their geometric median; ``lamp``: ``l2`` relative to all units at least as important;
-    ``bn-scale``: batch norm's absolute scales (a variable that no batch norm scales, such as a squeeze layer, goes by
-    ``l1``); ``random``: drawn from ``seed``. ``taylor`` asks for data: see :func:`taylor`.
+    ``bn-scale``: batch norm's absolute scales (``l1`` for a variable that no batch norm scales, such as a squeeze
+    layer); ``random``: drawn from ``seed``. ``taylor`` needs data: see :func:`taylor`.
     """
     if criterion not in CRITERIA:
         raise BcnetError(f"the criterion is {criterion!r:.40}, but it must be one of {', '.join(CRITERIA)}")
@@ -70,7 +73,7 @@ def taylor(
 
 def kinds(space: NetworkSpace) -> list[int]:
     """A number for each variable, equal for variables of one kind: the same types of layers make, scale and read their
-    channels, equally often. So the hidden layers of all inverted blocks are of one kind."""
+    channels, and equally often. So the hidden layers of all inverted blocks are of one kind."""
     modules = dict(space.model.named_modules())
     roles: list[list[tuple[str, ...]]] = [[] for _ in range(len(space))]
     for name, axes in space.coupling.axes.items():
@@ -115,15 +118,14 @@ def _chosen(units: NDArray[Any], n: int, count: int, name: str) -> NDArray[np.in
 
 
 def _weights(space: NetworkSpace, network: nn.Module) -> dict[str, Tensor]:
-    """The parameters that vary, at least in single precision; biases count only for what has nothing else."""
+    """The parameters that vary, at least in single precision; biases only for variables that have nothing else."""
     found: dict[int, tuple[str, Tensor]] = {}
-    full = [v.count for v in space.coupling.variables]
     given = dict(network.named_parameters(remove_duplicate=False))
     for name, _ in space.model.named_parameters(remove_duplicate=False):
         axes = space.coupling.axes.get(name)
         if axes is None:
             continue
-        if name not in given or tuple(axis.size.at(full) for axis in axes) != given[name].shape:
+        if name not in given or shape_at(axes, space.coupling.counts) != given[name].shape:
             problem = "has another shape" if name in given else "is missing"
             raise BcnetError(f"the parameter {name!r} {problem}: importance is judged on the network that was traced")
         found.setdefault(id(given[name]), (name, given[name].detach()))
@@ -133,7 +135,7 @@ def _weights(space: NetworkSpace, network: nn.Module) -> dict[str, Tensor]:
             raise BcnetError(
                 f"the parameter {name!r} holds numbers that are not finite: its channels have no importance"
             )
-    told = {v for name in weights if not _bias(name) for axis in space.coupling.axes[name] for v in axis.variables}
+    told = {v for name in weights if not _bias(name) for v in _variables(space, name)}
     return {name: w for name, w in weights.items() if not _bias(name) or not told.issuperset(_variables(space, name))}
 
 
@@ -165,7 +167,7 @@ def _blocks(tensor: Tensor, axes: Sequence[Axis], counts: Sequence[int]) -> Iter
 
 def _summed(space: NetworkSpace, weights: dict[str, Tensor], measure: Callable[[Tensor], Tensor]) -> Scores:
     """``measure`` (weights (units, d) -> (units,)) summed over all parameters of each variable."""
-    counts = [v.count for v in space.coupling.variables]
+    counts = space.coupling.counts
     total = [np.zeros(n) for n in counts]
     for name, tensor in weights.items():
         for variable, rows in _blocks(tensor, space.coupling.axes[name], counts):
@@ -191,7 +193,7 @@ def _relative(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _lamp(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each score over the sum of all that are at least as large; equal ones in the order they have."""
+    """Each score divided by the sum of all that are at least as large; equal scores keep their order."""
     order = np.argsort(scores, kind="stable")
     remaining = np.cumsum(scores[order][::-1])[::-1]
     found = np.empty_like(scores)
@@ -215,10 +217,8 @@ def _gradients(
     """The gradient of the loss by parameter, summed over batches; the network's own ``.grad`` stays as it is."""
     leaves = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if name in names}
     total = {name: torch.zeros_like(p) for name, p in leaves.items()}
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
     seen = 0
-    try:
+    with evaluation_mode(network):
         for x, y in batches:
             with torch.enable_grad(), safe_gradients(x.device):
                 value = loss(torch.func.functional_call(network, leaves, (x,)), y)
@@ -227,9 +227,6 @@ def _gradients(
                 if gradient is not None:
                     total[name] += gradient
             seen += 1
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     if not seen:
         raise BcnetError("the criterion taylor needs at least one batch to take gradients on")
     return total

@@ -26,8 +26,8 @@ FIXED = 1
 class Value:
     """A tensor of the graph as the analysis sees it: its shape and label layers.
 
-    Layers are kept settled (see :func:`settle`), and only where their labels differ somewhere. ``numbers`` is a
-    buffer of whole numbers with its name, where the tensor is one.
+    Layers are kept settled (see :func:`settle`), and only those whose labels differ somewhere. ``numbers`` is a
+    buffer of integers with its name, where the tensor is one.
     """
 
     shape: tuple[int, ...]
@@ -50,9 +50,9 @@ class Value:
 class Links:
     """Labels handed out and the pairs that must share their fate; ``reasons`` says why labels were fixed.
 
-    ``elastic`` are the labels of axes that were blown up from one element and so take any size; ``picked`` are those
-    of the axis whose channels a buffer of numbers picks, by the buffer's name; ``cuts`` are those before a place where
-    an axis is cut, which must not go with those behind it.
+    ``elastic`` are the labels of axes that were expanded from one element and so take any size; ``picked`` are those
+    of the axis whose channels a buffer of indices picks, by the buffer's name; ``cuts`` are those before a place where
+    an axis is cut, which must not be grouped with those after it.
     """
 
     count: int = 2
@@ -84,7 +84,7 @@ class Links:
         self._fix(small[small > 0], why)
 
     def cut(self, labels: Tensor, *places: Any) -> None:
-        """Cut an axis with these labels at ``places``, as far as they are numbers within it."""
+        """Cut an axis with these labels at those of ``places`` that are numbers within it."""
         for place in places:
             if isinstance(place, int) and place % len(labels) > 0 and abs(place) < len(labels):
                 self.cuts.append(labels[: place % len(labels)].numpy())
@@ -112,7 +112,7 @@ class Links:
         return own
 
     def classes(self) -> np.ndarray:
-        """The connected component of every label: (count,), component 0 are the fixed ones."""
+        """The connected component of every label, (count,); component 0 holds the fixed ones."""
         component = connected_components(self._graph(), directed=False)[1].astype(np.int64)
         fixed = component[FIXED]
         renumbered = np.where(component == fixed, -1, component)
@@ -121,7 +121,7 @@ class Links:
 
 
 def settle(layer: Tensor) -> Tensor:
-    """The layer with every axis along which its labels do not differ as an expanded view (stride 0)."""
+    """The layer, with every axis along which its labels do not differ turned into an expanded view (stride 0)."""
     small = layer
     for axis in range(layer.dim()):
         if layer.shape[axis] > 1 and (layer.stride(axis) == 0 or _constant(small, axis)):

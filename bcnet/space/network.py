@@ -24,10 +24,11 @@ from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
-from bcnet.space.export import tensors_in
+from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.importance import Keep, Kept, kept_units
+from bcnet.space.learning import QUICK, learning, tell_lost, tell_resting
 from bcnet.space.outputs import logits
-from bcnet.space.resize import draw, find_attributes, resized, selected, shape_at, sliced
+from bcnet.space.resize import draw, empty_state, find_attributes, resized, selected, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
 from bcnet.space.state import state_of
 from bcnet.space.widths import Side, Widths, WidthSpace, WidthVariable, candidates
@@ -49,12 +50,12 @@ def trace(
     """The width space of ``model``, found from its graph on ``example``: one batch, a tuple of inputs, or a
     dictionary of named ones.
 
-    ``groups`` and ``base`` set the candidates (see :func:`bcnet.space.candidates`); ``round_to`` keeps
-    them, and uniform scalings, multiples of a number hardware likes, as far as it divides a layer's own
+    ``groups`` and ``base`` set the candidates (see :func:`bcnet.space.candidates`); ``round_to`` makes them,
+    and uniform scalings, multiples of a number that suits the hardware, so far as it divides the layer's own
     width; ``least`` is the fewest channels a layer may keep; ``ignore`` names layers whose output width must
-    stay; ``init`` is called on every freshly built network, after its layers have drawn their weights. ``output``
-    picks what a task is about from an output that is no tensor, ``lambda y: y["logits"]``; the usual ones are
-    found without it. ``check=False`` leaves out the check of the result on a random network of the space.
+    not change; ``init`` is called on every freshly built network, after its layers have drawn their weights.
+    ``output`` picks what a task is about from an output that is not a tensor, ``lambda y: y["logits"]``; the usual
+    ones are found without it. ``check=False`` skips the check of the result on a random network of the space.
     """
     graph = capture(model, example, output=output)
     state = {**state_of(model, graph.plain), **graph.numbers}
@@ -62,10 +63,10 @@ def trace(
     unread = [name for name, p in state.items() if p.dim() and id(p) not in used]
     unused = bool(unread) and used_in_training(model, example, unread)
     training = None
-    if unused:  # a layer for training only; what cannot be captured there stays as it is
+    if unused:  # a layer for training only; what cannot be captured there stays unchanged
         with contextlib.suppress(BcnetError):
             training = capture(model, example, training=True, output=output)
-            kept = state_of(model, training.plain)  # what evaluation makes anew is no state there
+            kept = state_of(model, training.plain)  # what evaluation mode computes anew is not state there
             training = training.with_constants({name: tensor for name, tensor in kept.items() if name not in state})
     coupling = couple(graph, state, ignore, training, _kernels(model), partial(beyond_quadratic, graph, state))
     varying = {name for name, axes in coupling.axes.items() if any(axis.variables or axis.numbers for axis in axes)}
@@ -75,17 +76,12 @@ def trace(
     space = NetworkSpace(model, example, graph, coupling, (groups, base, round_to, least), init, output)
     if unused:
         space.learn_training(training)
+    if graph.by_hand or (check and space.costs["flops"](space.max)[0] <= QUICK):
+        space.graph = learning(model, graph, space.output)
     if check:
         self_check(space)
-    learnable = {name for name, p in state.items() if isinstance(p, nn.Parameter)}
-    unlearned = sorted(graph.unlearned & learnable)
-    if unlearned and used_in_training(model, example, unlearned):
-        warnings.warn(
-            f"{type(model).__name__} has gradients of its own (a torch.autograd.Function, or another forward in "
-            f"training) that its graph has not: a supernet does not train {len(unlearned)} of its {len(learnable)} "
-            f"parameters, such as {unlearned[0]}; write that part with plain operators",
-            stacklevel=2,
-        )
+        tell_resting(model, graph)
+    tell_lost(model, example, space.graph)
     return space
 
 
@@ -141,18 +137,18 @@ class NetworkSpace(WidthSpace):
         self._trains_otherwise = False
 
     def learn_training(self, graph: Capture | None) -> None:
-        """The network has layers for training only, whose ``graph`` says which attributes hold sizes there."""
+        """The network has layers for training only; their ``graph`` shows which attributes hold sizes."""
         self._trains_otherwise = True
         if graph is not None and self.coupling.training is not None:
             self._attributes = find_attributes(self.model, [*self.slots, *slots(graph, self.coupling.training)])
 
     def state_of(self, network: nn.Module) -> dict[str, Tensor]:
-        """What of ``network`` may vary: parameters, buffers, plain attributes with channels, numbers of channels."""
+        """What may vary in ``network``: parameters, buffers, plain attributes with channels, indices of channels."""
         found = state_of(network, (name for name in self.graph.plain if name in self.coupling.axes))
         return {**self.graph.numbers, **found}
 
     def units(self, widths: ArrayLike) -> list[int]:
-        """Widths (L,) in units of their variables; widths beyond ``l`` are fine here (a supernet's total)."""
+        """Widths (L,) in units of their variables; widths beyond ``l`` are allowed (a supernet's total)."""
         return [int(w) // v.unit for w, v in zip(np.asarray(widths).tolist(), self.variables, strict=True)]
 
     def flat(self, inputs: Example) -> tuple[Tensor, ...]:
@@ -165,7 +161,7 @@ class NetworkSpace(WidthSpace):
 
     @property
     def reducible_flops(self) -> float:
-        """The share of the FLOPs that shrinks with some width."""
+        """The share of the FLOPs that shrinks with the widths."""
         cost = self.costs["flops"]
         full = int(cost(self.max)[0])
         return 1 - cost.q0 / full if full and isinstance(cost, QuadraticCost) else 0.0
@@ -184,9 +180,10 @@ class NetworkSpace(WidthSpace):
                         f"batches of {self.graph.batch} only: its forward must not depend on the batch size"
                     )
                 why = next(reason for reason in reasons if reason)
+                left_out = "its Python code and its own gradients" if self.graph.lost else "its Python code"
                 warnings.warn(
                     f"{type(self.model).__name__} itself does not run at other widths ({why}), so networks are built "
-                    "from its exported graph: plain layers under the same names, without its Python code",
+                    f"from its exported graph: plain layers under the same names, without {left_out}",
                     stacklevel=3,
                 )
         return self._own_class
@@ -203,9 +200,9 @@ class NetworkSpace(WidthSpace):
         """A plain network at ``widths`` (L,): fresh weights, or slices of ``weights_of``.
 
         ``weights_of`` is the original network or a supernet (anything whose state has the original's
-        names). Which of its channels are taken, ``side`` says, or ``keep``: the most important ones by a
-        criterion (``"l2"``, see :func:`bcnet.space.importance.importance`) or by scores of one's own, or those
-        named, an array for each variable (:func:`bcnet.space.importance.kept_units`); their order stays.
+        names). ``side`` says which of its channels are taken, or ``keep`` does: the most important ones by a
+        criterion (``"l2"``, see :func:`bcnet.space.importance.importance`) or by your own scores, or the ones
+        given, an array for each variable (:func:`bcnet.space.importance.kept_units`); their order is kept.
         ``grow`` allows widths beyond the original's.
         """
         checked = np.asarray(widths, dtype=np.int64) if grow else self.check(widths)
@@ -248,9 +245,9 @@ class NetworkSpace(WidthSpace):
 
     def total_units(self, shapes: Mapping[str, Sequence[int]]) -> list[int]:
         """How many units of each variable a state of these shapes (the original's or a supernet's) holds, from one
-        equation per axis, ``constant + sum(repeat * units) = size``; what these leave open is as in the original, or as
-        in a supernet of ``bcv2``."""
-        full = np.array([v.count for v in self.coupling.variables])
+        equation per axis, ``constant + sum(repeat * units) = size``; where these leave a choice, the counts of the
+        original or of a ``bcv2`` supernet."""
+        full = np.array(self.coupling.counts)
         sizes = {(axis.size, shapes[name][dim]): name for name, dim, axis in self._varying_axes() if name in shapes}
         for usual in (full, np.array(self.units(self.max + self.min))):
             if all(size.at(usual) == n for size, n in sizes):
@@ -276,41 +273,38 @@ class NetworkSpace(WidthSpace):
     def _own(self, widths: Widths) -> nn.Module:
         return resized(self.model, self.coupling.axes, self._attributes, self.units(widths)).train()
 
-    def _from_graph(self, widths: Widths) -> GraphModule:
+    def _from_graph(self, widths: Widths, graph: Capture | None = None) -> GraphModule:
         units = self.units(widths)
-        tensors: dict[str, Tensor] = {}
-        tied: dict[int, Tensor] = {}
-        for name, old in self.state_of(self.model).items():
-            if id(old) not in tied:
-                axes = self.coupling.axes.get(name)
-                new = torch.empty(shape_at(axes, units) if axes else old.shape, dtype=old.dtype, device=old.device)
-                tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-            tensors[name] = tied[id(old)]
-        return graph_network(self.graph, self.slots, units, tensors)
+        tensors = empty_state(self.state_of(self.model), self.coupling.axes, units)
+        return graph_network(graph or self.graph, self.slots, units, tensors)
 
     def from_graph(self, widths: Widths, source: nn.Module | None = None, kept: Kept | None = None) -> GraphModule:
-        """The captured graph at ``widths`` with the weights of ``source``, else the original's, in evaluation mode."""
-        network = self._from_graph(widths)
+        """The captured operators at ``widths`` with the weights of ``source``, else the original's, in evaluation
+        mode."""
+        network = self._from_graph(widths, self.graph.plain_operators)
         self.copy_weights(network, widths, source or self.model, kept=kept)
         return network.eval()
 
     @torch.no_grad()
     def _differs(self, widths: Widths) -> str:
-        """Why the user's class and the graph disagree at ``widths``, or nothing."""
+        """Why the user's class and the graph disagree at ``widths``; empty if they agree."""
         if self.graph.numbers:
             return "its forward picks channels by number"
         args, kwargs = self.inputs
-        expected = self.from_graph(widths)(*tensors_in(self.inputs))
-        try:
-            own = self._own(widths)
-            self.copy_weights(own, widths, self.model)
-            found = own.eval()(*args, **kwargs)
-            found = self.output(found) if self.graph.adapted else found
-            if self._trains_otherwise:
-                with torch.random.fork_rng(devices=[t.device for t in self.example if t.is_cuda]):
+        devices = [t.device for t in self.example if t.is_cuda]
+        with torch.random.fork_rng(devices=devices), without_autocast():
+            torch.manual_seed(0)
+            expected = self.from_graph(widths)(*tensors_in(self.inputs))
+            try:
+                own = self._own(widths)
+                self.copy_weights(own, widths, self.model)
+                torch.manual_seed(0)
+                found = own.eval()(*args, **kwargs)
+                found = self.output(found) if self.graph.adapted else found
+                if self._trains_otherwise:
                     own.train()(*args, **kwargs)
-        except Exception as error:
-            return first_line(error)
+            except Exception as error:
+                return first_line(error)
         pairs = list(zip(tensors_in(found), tensors_in(expected), strict=False))
         if len(tensors_in(found)) != len(tensors_in(expected)) or not all(
             a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in pairs

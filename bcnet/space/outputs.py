@@ -1,4 +1,4 @@
-"""What of a network's output a task is about: found by itself for the usual kinds of outputs."""
+"""The part of a network's output that a task is about, found automatically for the usual kinds of outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMES = ("logits", "out", "prediction", "predictions", "pred", "heatmaps", "sam
 
 
 def logits(output: Any) -> Any:
-    """The tensor that matters of an output: its ``logits`` (or ``out`` ...), or the only one it has; else all of it."""
+    """The tensor of an output that matters: its ``logits`` (or ``out`` ...), or its only one; otherwise all of it."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):

@@ -26,7 +26,7 @@ Axes = Mapping[str, tuple[Axis, ...]]
 
 
 def sliced(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int], total: Sequence[int], side: str) -> Tensor:
-    """The part of a parameter (built for ``total`` units) that ``units`` take: a view where one slice does."""
+    """The part of a parameter (built for ``total`` units) that ``units`` take: a view if it is one slice."""
     for dim, axis in enumerate(axes):
         if not axis.variables:
             continue
@@ -43,7 +43,7 @@ def sliced(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int], total: Se
 
 
 def _renumbered(numbers: Tensor, stays: np.ndarray) -> Tensor:
-    """Numbers of channels where only the channels ``stays`` (ascending) are left."""
+    """Indices of channels after only the channels ``stays`` (ascending) are left."""
     return torch.searchsorted(torch.from_numpy(stays).to(numbers.device), numbers.contiguous()).to(numbers.dtype)
 
 
@@ -57,6 +57,7 @@ def selected(tensor: Tensor, axes: Sequence[Axis], kept: Sequence[np.ndarray], t
 
 
 def shape_at(axes: Sequence[Axis], units: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a parameter with these axes at ``units``."""
     return tuple(axis.size.at(units) for axis in axes)
 
 
@@ -74,7 +75,7 @@ def tiled(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int]) -> Tensor:
 
 
 def _grown(tensor: Tensor, axis: Axis, numbers: Numbers, units: Sequence[int]) -> Tensor:
-    """Numbers of channels at ``units`` of at least the original's; a new unit counts its own channels."""
+    """Indices of channels at ``units`` of at least the original's; entries of a new unit index its own channels."""
     full = [np.arange(n) for n in numbers.full]
     segment, unit = axis.places(units).T
     place: dict[tuple[int | None, int], list[int]] = {}
@@ -88,16 +89,23 @@ def _grown(tensor: Tensor, axis: Axis, numbers: Numbers, units: Sequence[int]) -
     return torch.from_numpy(found).to(tensor)
 
 
+def empty_state(state: Mapping[str, Tensor], axes: Axes, units: Sequence[int]) -> dict[str, Tensor]:
+    """Tensors for ``state`` at ``units``, not yet filled; names that share a tensor share the new one, too."""
+    new: dict[int, Tensor] = {}
+    for name, old in state.items():
+        if id(old) not in new:
+            shape = shape_at(axes[name], units) if name in axes else old.shape
+            empty = torch.empty(shape, dtype=old.dtype, device=old.device)
+            new[id(old)] = nn.Parameter(empty, old.requires_grad) if isinstance(old, nn.Parameter) else empty
+    return {name: new[id(old)] for name, old in state.items()}
+
+
 def resized(template: nn.Module, axes: Axes, attributes: Sequence[Attribute], units: Sequence[int]) -> nn.Module:
     """A copy of ``template`` with empty parameters and the attributes of ``units`` (not yet initialised)."""
     network = duplicate(template)
-    tied: dict[int, nn.Parameter | Tensor] = {}
-    for name, old in state_of(network, axes).items():
-        if name in axes:
-            if id(old) not in tied:
-                new = torch.empty(shape_at(axes[name], units), dtype=old.dtype, device=old.device)
-                tied[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-            _replace(network, name, tied[id(old)])
+    state = {name: tensor for name, tensor in state_of(network, axes).items() if name in axes}
+    for name, tensor in empty_state(state, axes, units).items():
+        _replace(network, name, tensor)
     for attribute in attributes:
         attribute.set(network, units)
     for path, module in network.named_modules():
@@ -118,7 +126,7 @@ _WEIGHTS = ("weight", "weight_orig", "weight_v", *(f"parametrizations.weight.ori
 
 
 def _set_known_attributes(module: nn.Module, path: str, axes: Axes, units: Sequence[int]) -> None:
-    """Sizes that torch's own layers keep as attributes; ``groups`` is one of those found by their values."""
+    """Sizes that torch's own layers keep as attributes; ``groups`` is among those found by their values."""
     prefix = f"{path}." if path else ""
     shapes = [shape_at(axes[prefix + name], units) for name in _WEIGHTS if prefix + name in axes]
     shape = shapes[0] if shapes else None
@@ -139,7 +147,7 @@ def _set_known_attributes(module: nn.Module, path: str, axes: Axes, units: Seque
     elif isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         from_input, from_state = list(module.parameters())[:2]
         module.input_size = from_input.shape[1]
-        if not getattr(module, "proj_size", 0):  # else the hidden width stays
+        if not getattr(module, "proj_size", 0):  # otherwise the hidden width is fixed
             module.hidden_size = from_state.shape[1]
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
@@ -162,8 +170,8 @@ class Attribute:
 
 
 def find_attributes(template: nn.Module, holes: Sequence[Slot]) -> tuple[Attribute, ...]:
-    """Attributes that explain the graph's size constants: equal to one, or a small multiple of it, in the
-    nearest module around the layer that used it."""
+    """Attributes that explain the size constants of the graph: equal to one, or to a small multiple of it, in the
+    innermost module around the layer that uses it."""
     found: dict[tuple[str, str], Attribute] = {}
     modules = dict(template.named_modules(remove_duplicate=False))
     for factors in ((1,), (2, 3, 4)):

@@ -18,10 +18,11 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.coupling import Coupling
-from bcnet.space.operators.table import Site, bind, find
+from bcnet.space.handwritten import call_functions
+from bcnet.space.operators.table import Site, bind, find, name_of
 from bcnet.space.walk import layer_of
 
-CONSTANT = "constant_"  # begins the names of buffers that hold tensors which the forward pass makes of numbers
+CONSTANT = "constant_"  # begins the names of buffers for tensors that the forward creates from numbers
 STRUCTURED = "bcnet_structured"
 
 
@@ -52,7 +53,7 @@ def slots(capture: Capture, coupling: Coupling) -> tuple[Slot, ...]:
         entry = find(node.target) if node.op == "call_function" else None
         if entry is not None and entry.sizes is not None:
             for name, item, full, size in entry.sizes(Site(node, coupling)):
-                if isinstance(full, int) and (size.terms or full < 0):  # else it depends on the batch
+                if isinstance(full, int) and (size.terms or full < 0):  # otherwise it depends on the batch
                     found.append(Slot(node, name, item, full, size))
     return tuple(found)
 
@@ -87,34 +88,42 @@ def rewrite(
             new[node].meta["captured"] = node.name
             for slot in by_node.get(node, ()):
                 with graph.inserting_before(new[node]):
-                    value = fill(graph, slot)
-                _set(new[node], slot, value)
+                    _fill(new[node], slot, fill(graph, slot))
             if node.target is torch.ops.aten.view.default:  # a slice of a weight need not be contiguous
                 new[node].target = torch.ops.aten.reshape.default
+    call_functions(graph, capture.functions, new)
     return graph
 
 
-def _set(node: fx.Node, slot: Slot, value: Any) -> None:
-    """Replace one argument of a copied node."""
-    target: Any = node.target
-    names = [a.name for a in target._schema.arguments]
-    position = names.index(slot.name)
-    in_args = position < len(node.args)
-    old = node.args[position] if in_args else node.kwargs[slot.name]
-    if slot.item is not None:
-        items = list(old)  # type: ignore[arg-type]
+def _fill(node: fx.Node, slot: Slot, value: Any) -> None:
+    """Fill a slot of a copied node."""
+    if slot.item is None:
+        _set(node, slot.name, value)
+    else:
+        items = list(bind(node.target, node.args, node.kwargs)[slot.name])
         items[slot.item] = value
-        value = items
-    if in_args:
+        _set(node, slot.name, items)
+
+
+def _set(node: fx.Node, name: str, value: Any) -> None:
+    """Replace one argument of a node."""
+    target: Any = node.target
+    position = [a.name for a in target._schema.arguments].index(name)
+    if position < len(node.args):
         node.update_arg(position, value)
     else:
-        node.update_kwarg(slot.name, value)
+        node.update_kwarg(name, value)
 
 
 def graph_network(
-    capture: Capture, holes: tuple[Slot, ...], units: Any, tensors: Mapping[str, Tensor | nn.Parameter]
+    capture: Capture,
+    holes: tuple[Slot, ...],
+    units: Any,
+    tensors: Mapping[str, Tensor | nn.Parameter],
+    frozen: bool = False,
 ) -> fx.GraphModule:
-    """The network at ``units`` per variable as a module of the rewritten graph; state names are the user's."""
+    """The network at ``units`` per variable as a module of the rewritten graph; state names are the user's. Where it
+    is ``frozen`` its layers stay in the mode that they were captured in."""
     root = nn.Module()
     for name in {name.partition(".")[0] for name in tensors} & _TAKEN:
         raise BcnetError(f"a network built from a graph cannot have a part called {name!r}: rename it in the model")
@@ -129,7 +138,8 @@ def graph_network(
         return graph.get_attr(CONSTANT + name if kind == "constant" else name)
 
     graph = rewrite(capture, holes, lambda _, slot: slot.size.at(units), state)
-    follow_training_mode(graph)
+    if not frozen:
+        follow_training_mode(graph)
     if not is_plain(capture.output):
         root.add_module(STRUCTURED, Structured(capture.output))
         (end,) = graph.find_nodes(op="output")
@@ -138,7 +148,7 @@ def graph_network(
     module = GraphNetwork(root, graph, class_name="GraphNetwork")
     kept = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, tensor in tensors.items():
-        if name not in kept:  # what the graph does not read (a counter of batches, a head for training) stays too
+        if name not in kept:  # what the graph does not read (a batch counter, a head for training) is kept, too
             put(module, name, tensor)
     return module.train()
 
@@ -147,7 +157,7 @@ _TAKEN = set(dir(fx.GraphModule)) - set(dir(nn.Module)) - {"code"}
 
 
 class GraphNetwork(fx.GraphModule):
-    """A module of the captured graph; a layer of the network that is called ``code`` hides the graph's own."""
+    """A module of the captured graph; a layer called ``code`` takes precedence over the attribute of that name."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "code":
@@ -157,7 +167,7 @@ class GraphNetwork(fx.GraphModule):
 
 
 class Structured(nn.Module):
-    """Outputs of a graph put together as the network's own forward gives them."""
+    """Puts the outputs of a graph together as the network's own forward returns them."""
 
     def __init__(self, spec: TreeSpec):
         super().__init__()
@@ -168,56 +178,46 @@ class Structured(nn.Module):
 
 
 def is_plain(spec: TreeSpec) -> bool:
-    """Whether outputs are a tensor, or a tuple of tensors, as a graph gives them anyway."""
+    """Whether outputs are a tensor or a tuple of tensors, which a graph returns anyway."""
     return spec.is_leaf() or (spec.type is tuple and all(child.is_leaf() for child in spec.children()))
 
 
 def follow_training_mode(graph: fx.Graph) -> None:
     """Let batch norm and dropout follow ``module.training``, which export had frozen."""
-    nodes = [n for n in graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
-    flagged = [(n, flag) for n in nodes if (flag := _training_flag(n)) is not None]
+    flagged = [(n, flag) for n in graph.nodes if (flag := _training_flag(n)) is not None]
     if not flagged:
         return
     first = next(n for n in graph.nodes if n.op != "placeholder")
     with graph.inserting_before(first):
         mode = graph.create_node("get_attr", "training")
     for node, name in flagged:
-        position = [a.name for a in node.target._schema.arguments].index(name)
-        args = bind(node.target, node.args, node.kwargs)
-        if name == "training" and args.get("running_mean") is None:
-            continue
-        node.args = tuple(args.values())[: position + 1]
-        rest = dict(list(args.items())[position + 1 :])
-        node.update_arg(position, mode)
-        node.kwargs = rest
+        _set(node, name, mode)
 
 
 def _training_flag(node: fx.Node) -> str | None:
-    name = node.target._schema.name  # type: ignore[union-attr]
+    """The argument that says whether a dropout, or a batch norm with running statistics, is in training mode."""
+    name = name_of(node.target)
     if name == "aten::batch_norm":
-        return "training"
+        return "training" if bind(node.target, node.args, node.kwargs)["running_mean"] is not None else None
     return "train" if name in ("aten::dropout", "aten::dropout_", "aten::feature_dropout") else None
 
 
 def put(root: nn.Module, name: str, tensor: Tensor | nn.Parameter | None) -> None:
-    """Set the parameter or buffer ``name`` of ``root``, making modules on the way.
+    """Set the parameter or buffer ``name`` of ``root``, creating modules on the way.
 
-    They are held under their names whatever ``root`` itself has by these: a network may have a layer called ``state``.
+    Names do not collide with attributes that ``root`` itself has: a network may have a layer called ``state``.
     """
-    path, _, leaf = name.rpartition(".")
-    module = root
-    for part in path.split(".") if path else ():
-        module = module._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
-    if isinstance(tensor, nn.Parameter):
-        module._parameters[leaf] = tensor
-    else:
-        module._buffers[leaf] = tensor
+    *path, leaf = name.split(".")
+    module: Any = root
+    for part in path:
+        module = module._modules.setdefault(part, nn.Module())
+    (module._parameters if isinstance(tensor, nn.Parameter) else module._buffers)[leaf] = tensor
 
 
 def held_by(root: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     """The dictionary that holds a parameter or buffer of ``root``, and its key: survives ``root.to(...)``."""
-    path, _, leaf = name.rpartition(".")
-    module = root
-    for part in path.split(".") if path else ():
-        module = module._modules[part]  # type: ignore[assignment]
+    *path, leaf = name.split(".")
+    module: Any = root
+    for part in path:
+        module = module._modules[part]
     return (module._parameters if leaf in module._parameters else module._buffers), leaf

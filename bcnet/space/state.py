@@ -32,7 +32,7 @@ def plain_tensors(network: nn.Module) -> dict[str, Tensor]:
 
 
 def keep_as_buffer(network: nn.Module, name: str, tensor: Tensor) -> None:
-    """Let the buffer ``name`` hold ``tensor``, in place of a plain attribute if it was one."""
+    """Set the buffer ``name`` to ``tensor``; it replaces a plain attribute of that name."""
     path, _, leaf = name.rpartition(".")
     module = network.get_submodule(path)
     vars(module).pop(leaf, None)
@@ -40,7 +40,7 @@ def keep_as_buffer(network: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def duplicate(model: nn.Module) -> nn.Module:
-    """A copy of a model, also of one that keeps tensors it computed (old-style weight norm does)."""
+    """A copy of a model, even of one that keeps computed tensors (as old-style weight norm does)."""
     kept = [value for module in model.modules() for value in vars(module).values()]
     memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
     return copy.deepcopy(model, memo)

@@ -1,4 +1,4 @@
-"""A captured graph made fit for other widths and for training: blocks put in their place, sizes and axes named."""
+"""A captured graph prepared for other widths and for training: blocks inlined, sizes and axes made explicit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ import torch
 from torch import Tensor, fx
 
 
+def tidy(module: fx.GraphModule) -> None:
+    """All steps, in the order in which they build on each other."""
+    inline(module)
+    for step in (keep_contents, spell_out, keep_saved, free_groups, mix_kernels):
+        step(module.graph)
+
+
 def inline(module: fx.GraphModule) -> None:
-    """Put the body of every block of ``no_grad`` or ``autocast`` in its place; no gradient leaves the former."""
+    """Inline the body of every ``no_grad`` or ``autocast`` block; no gradient leaves the former."""
     graph = module.graph
     for node in list(graph.nodes):
         name = str(node.target)
@@ -40,7 +47,10 @@ def inline(module: fx.GraphModule) -> None:
 
 
 def keep_contents(graph: fx.Graph) -> None:
-    """Nothing is emptied to free its memory (``x.set_()``): a graph frees what it no longer needs."""
+    """Do not empty tensors to free their memory (``x.set_()``): a graph frees what it no longer needs. Nor hold any to
+    the precision of an ``autocast`` that is gone."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        graph.erase_node(node)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.set_.default):
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
@@ -55,8 +65,8 @@ def _detached(graph: fx.Graph, value: fx.Node) -> fx.Node:
 
 
 def spell_out(graph: fx.Graph) -> None:
-    """Name what a network leaves to the sizes at hand, which may be others at other widths: the sizes of unequal
-    parts, and the axes that a squeeze removes."""
+    """Make explicit what otherwise follows from the actual sizes, which may differ at other widths: the sizes of
+    unequal parts, and the axes that a squeeze removes."""
     aten = torch.ops.aten
     for node in list(graph.nodes):
         if node.target in (aten.chunk.default, aten.split.Tensor, aten.tensor_split.sections):
@@ -78,8 +88,8 @@ def spell_out(graph: fx.Graph) -> None:
 
 
 def lift_numbers(graph: fx.Graph, constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Numbers of channels that the forward itself writes down, ``x[:, [1, 0]]``, become placeholders of their own: what
-    they hold, by the placeholder's name."""
+    """Turn the indices of channels that the forward itself writes down, ``x[:, [1, 0]]``, into placeholders; returns
+    what they hold, by the placeholder's name."""
     found: dict[str, Tensor] = {}
     for node in list(graph.nodes):
         for pick, size in _picks(node):
@@ -97,7 +107,7 @@ def lift_numbers(graph: fx.Graph, constants: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _picks(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
-    """What a node picks elements by, and the size of the axis that they are picked of."""
+    """The indices by which a node picks elements, and the size of the axis they are picked from."""
     aten, args = torch.ops.aten, tuple[Any, ...](node.args)
     if node.target is aten.index.Tensor:
         axes = {axis: pick for axis, pick in enumerate(args[1]) if pick is not None}
@@ -112,7 +122,7 @@ def _picks(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
 
 
 def _known(node: fx.Node, constants: Mapping[str, Tensor]) -> Tensor | None:
-    """What a node gives where that follows from constants alone."""
+    """The value of a node that depends on constants alone; None for any other."""
     if node.name in constants:
         return constants[node.name].clone()
     target = node.target
@@ -127,7 +137,7 @@ def _known(node: fx.Node, constants: Mapping[str, Tensor]) -> Tensor | None:
 
 
 def free_groups(graph: fx.Graph) -> None:
-    """Groups whose number depends on the batch, as every image has kernels of its own: as many as the channels give."""
+    """Compute a number of groups that depends on the batch, as every image has its own kernels, from the channels."""
     size = torch.ops.aten.sym_size.int
     for node in list(graph.nodes):
         name = str(node.target)
@@ -147,8 +157,8 @@ def free_groups(graph: fx.Graph) -> None:
 
 
 def mix_kernels(graph: fx.Graph) -> None:
-    """``(routes @ kernels.flatten(1)).view(...)``, a mixture of kernels for every image: the same without flattening,
-    since an axis in which two kinds of channels lie flat could vary by one of them only."""
+    """Rewrite ``(routes @ kernels.flatten(1)).view(...)``, a mixture of kernels for every image, without flattening: in
+    a flattened axis only one of the two kinds of channels could vary."""
     aten = torch.ops.aten
     views = (aten.view.default, aten.reshape.default)
     for node in [n for n in graph.nodes if n.target in (aten.matmul.default, aten.mm.default)]:
@@ -171,32 +181,17 @@ def mix_kernels(graph: fx.Graph) -> None:
                 graph.erase_node(old)
 
 
-_SAVED = [
-    f"aten::{name}"
-    for name in [
-        "exp",
-        "sigmoid",
-        "tanh",
-        "softmax",
-        "log_softmax",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "relu",
-        "elu",
-        "selu",
-    ]
-]
+_SAVED = ["exp", "sigmoid", "tanh", "softmax", "log_softmax", "sqrt", "rsqrt", "reciprocal", "relu", "elu", "selu"]
 
 
 def keep_saved(graph: fx.Graph) -> None:
-    """Nothing is written into a result that autograd keeps: a forward may do that in evaluation, which was captured."""
+    """Do not write into results that autograd keeps: a forward may do so in evaluation mode, which was captured."""
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
         source = node.args[0] if node.args else None
         if schema is None or not schema.name.endswith("_") or not isinstance(source, fx.Node):
             continue
-        saved = getattr(getattr(source.target, "_schema", None), "name", "") in _SAVED
+        saved = getattr(getattr(source.target, "_schema", None), "name", "").removeprefix("aten::") in _SAVED
         twin = getattr(getattr(torch.ops.aten, schema.name[6:-1], None), schema.overload_name or "default", None)
         if saved and twin is not None and all(user <= node for user in source.users):
             node.target = twin

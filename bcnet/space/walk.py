@@ -1,20 +1,20 @@
-"""One walk through a network's graph: labels in at its parameters, along its operators, links out."""
+"""One walk through a network's graph: labels enter at its parameters, follow its operators, and leave links."""
 
 from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from bcnet.space.capture import Capture
+from bcnet.space.export import tensors_in
 from bcnet.space.labels import Links, Value, along
-from bcnet.space.operators import Call, shapes
+from bcnet.space.operators import Call
 from bcnet.space.operators.base import Asked
 from bcnet.space.operators.table import Operator, bind, find, name_of
 
@@ -24,8 +24,8 @@ Dim = tuple[str, int]
 class Walk:
     """Propagates labels through the graph, node by node.
 
-    ``kernels`` are parameter dimensions that never vary; ``links`` and ``labels`` (parameter dimension to labels)
-    of an ``earlier`` walk are gone on with.
+    ``kernels`` are parameter dimensions that never vary; the ``links`` and ``labels`` (parameter dimension to labels)
+    of an ``earlier`` walk are continued.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Walk:
         shape = tuple(self.state[name].shape)
         layers = []
         for axis, n in enumerate(shape):
-            if n > 1 and node.users and (name, axis) not in self.kernels:  # what nothing reads stays as it is
+            if n > 1 and node.users and (name, axis) not in self.kernels:  # what nothing reads stays unchanged
                 if (name, axis) not in self.labels:
                     self.labels[name, axis] = self.links.fresh(n)
                 layers.append(along(self.labels[name, axis], axis, shape))
@@ -81,19 +81,17 @@ class Walk:
         if node.target is operator.getitem:
             return args[0][args[1]]
         val = node.meta.get("val")
-        many = isinstance(val, (list, tuple))
-        outs = tuple(shape_of(v) for v in _leaves(val))
+        outs = tuple(shape_of(v) for v in tensors_in(val))
         if not outs:
             number = isinstance(val, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
             return concrete(val) if number else None
-        labelled = any(value.layers for value in values_in((args, kwargs)))
-        if labelled or _makes_labels(node.target):
+        known, labelled = find(node.target), any(value.layers for value in values_in((args, kwargs)))
+        if labelled or (known is not None and not known.taught):  # expanding or creating a tensor makes labels
             result = self._apply(node, args, kwargs, outs)
         else:
             result = [Value(shape) for shape in outs]
-        if many:
-            return result if isinstance(result, list) else [result]
-        return result[0] if isinstance(result, list) else result
+        values = result if isinstance(result, list) else [result]
+        return values if isinstance(val, (list, tuple)) else values[0]
 
     def _apply(self, node: fx.Node, args: Any, kwargs: Any, outs: tuple[tuple[int, ...], ...]) -> Value | list[Value]:
         target: Any = node.target
@@ -101,7 +99,7 @@ class Walk:
         named = bind(target, args, kwargs) if hasattr(target, "_schema") else {str(i): a for i, a in enumerate(args)}
         symbolic = "groups" in named and isinstance(bind(target, node.args, node.kwargs)["groups"], fx.Node)
         batch = self.capture.batch if symbolic and named["groups"] == self.capture.batch else 0
-        call = Call(self.links, named, outs, where, partial(_run_on, target, args, kwargs), batch)
+        call = Call(self.links, named, outs, where, lambda layer: target(layer, *args[1:], **kwargs), batch)
         known = find(target)
         if known is not None:
             return self._couple(known, call)
@@ -111,8 +109,8 @@ class Walk:
         return _keep(call, f"operator {name_of(target)} is unknown to bcnet")
 
     def _couple(self, known: Operator, call: Call) -> Value | list[Value]:
-        """What the table's rule says; a call that the rule has no eye for keeps its channels, and so does a tensor that
-        a user's rule does not look at."""
+        """Apply the rule of the table; a call that it does not cover keeps its channels, and so does a tensor that a
+        user's rule does not look at."""
         asked = Asked(call.args)
         try:
             result = known.couple(replace(call, args=asked))
@@ -139,18 +137,16 @@ def _keep(call: Call, why: str) -> list[Value]:
     return [Value(shape) for shape in call.shapes]
 
 
-def _makes_labels(target: Any) -> bool:
-    """Expanding or making a constant makes labels where there were none."""
-    return find(target) is not None and find(target).couple in (shapes.expand, shapes.repeat, shapes.factory)  # type: ignore[union-attr]
-
-
 def _unknown(target: Any, call: Call) -> str:
     name = name_of(target)
     tensor = next((key for key, value in call.args.items() if isinstance(value, Value)), "x")
+    teach = f'register("{name}", couple=lambda call: call.carry(call.value("{tensor}")))'
+    way = f"if it keeps channels apart, teach it with bcnet.space.{teach}"
+    if not hasattr(target, "_schema"):
+        way = "write that part with plain operators if its channels should vary"
     return (
         f"bcnet does not know the operator {name} (in {call.where}) and keeps the channels that meet it at their full "
-        f'width; if it keeps channels apart, teach it with bcnet.space.register("{name}", '
-        f'couple=lambda call: call.carry(call.value("{tensor}")))'
+        f"width; {way}"
     )
 
 
@@ -165,16 +161,6 @@ def _pointwise(target: Any) -> bool:
     return twin is not None and any(torch.Tag.pointwise in getattr(twin, o).tags for o in twin.overloads())
 
 
-def _run_on(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], layer: Tensor) -> Tensor:
-    result: Tensor = target(layer, *args[1:], **kwargs)
-    return result
-
-
-def _leaves(val: Any) -> list[Tensor]:
-    items = val if isinstance(val, (list, tuple)) else [val]
-    return [v for v in items if isinstance(v, Tensor)]
-
-
 def values_in(tree: Any) -> Iterable[Value]:
     """All values in nested lists, tuples and dictionaries."""
     if isinstance(tree, Value):
@@ -187,7 +173,7 @@ def values_in(tree: Any) -> Iterable[Value]:
 
 
 def concrete(value: Any) -> Any:
-    """A number for a symbol: its value in the example, or 1 where only the data tells (``nonzero``)."""
+    """A number for a symbol: its value in the example, or 1 where it depends on the data (``nonzero``)."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return 1 if value.node.hint is None else value.node.hint
     return value

@@ -31,8 +31,8 @@ def candidates(largest: int, groups: int, base: int = 1, unit: int = 1, least: i
 
     With ``l`` channels in ``K`` groups they are about ``base*l/K, (base+1)*l/K, ..., l``: the lower
     half is rounded, the upper half mirrors it, so the set is closed under ``c -> l + l_s - c`` for
-    every l, K and base. Where l has no more channels than there are groups, every width is one. None has fewer
-    channels than ``least``, unless l itself has.
+    every l, K and base. Where l is at most the number of groups, every width is a candidate. None has fewer
+    channels than ``least``, unless l itself does.
     """
     if groups < 1:
         raise BcnetError(f"groups is {groups}, but a space needs at least 1 group")
@@ -78,7 +78,7 @@ class WidthVariable:
         try:
             object.__setattr__(self, "candidates", tuple(operator.index(c) for c in self.candidates))
         except TypeError:
-            raise BcnetError(f"variable {self.name!r} has candidates that are no whole numbers") from None
+            raise BcnetError(f"variable {self.name!r} has candidates that are not whole numbers") from None
         rising = all(a < b for a, b in zip(self.candidates, self.candidates[1:], strict=False))
         if not self.candidates or self.candidates[0] < 1 or not rising:
             raise BcnetError(
@@ -88,7 +88,7 @@ class WidthVariable:
             raise BcnetError(f"variable {self.name!r:.80} is too wide: a width variable may have at most {MAX_WIDTH}")
         if self.unit < 1 or any(c % self.unit for c in self.candidates):
             unit = f"{self.unit!s:.20}"
-            raise BcnetError(f"variable {self.name!r:.80} has candidates that are no multiples of its unit {unit}")
+            raise BcnetError(f"variable {self.name!r:.80} has candidates that are not multiples of its unit {unit}")
 
     @property
     def max(self) -> int:
@@ -145,11 +145,11 @@ class WidthSpace:
 
     @property
     def size(self) -> int:
-        """How many widths there are, exactly."""
+        """The exact number of configurations."""
         return math.prod(len(v.candidates) for v in self.variables)
 
     def check(self, widths: ArrayLike) -> Widths:
-        """``widths`` (..., L) as int64 within 1..l of every variable, or a :class:`BcnetError`.
+        """``widths`` (..., L) as int64, each within 1..l of its variable, or a :class:`BcnetError`.
 
         Widths between candidates are allowed: a network can be built at any of them.
         """
@@ -195,7 +195,7 @@ class WidthSpace:
         return np.stack(columns, axis=-1)
 
     def floor(self, widths: ArrayLike) -> Widths:
-        """The widest candidates that are nowhere wider than ``widths`` (..., L); the narrowest where none is."""
+        """The widest candidates that are at most ``widths`` (..., L); the narrowest where there is none."""
         rows = np.asarray(widths)
         columns = [
             np.asarray(v.candidates)[np.maximum(np.searchsorted(v.candidates, rows[..., i], side="right") - 1, 0)]
@@ -211,10 +211,9 @@ class WidthSpace:
         bad = self.decode(np.minimum(index, counts - 1)) != given
         if bad.any():
             place = tuple(int(i) for i in np.argwhere(bad)[0])
-            variable = self.variables[place[-1]]
-            raise BcnetError(
-                f"width {int(given[place])} is no candidate of variable {variable.name!r}: {list(variable.candidates)}"
-            )
+            variable, width = self.variables[place[-1]], int(given[place])
+            known = list(variable.candidates)
+            raise BcnetError(f"width {width} is not a candidate of variable {variable.name!r}: {known}")
         return index
 
     def scaled(self, factor: float, multiple: int = 0) -> Widths:
@@ -233,7 +232,7 @@ class WidthSpace:
     def uniform(self, cost: Callable[[Widths], ArrayLike], limit: float, multiple: int = 0) -> Widths:
         """The widest uniform scaling whose ``cost`` (widths (n, L) -> (n,)) is at most ``limit``, rounded as
         :meth:`scaled` does: shape (L,)."""
-        apart = 2 if multiple else 1  # the nearest multiple changes at half channels, where the multiple is odd
+        apart = 2 if multiple else 1  # the nearest multiple changes at half channels if the multiple is odd
         factors = np.unique(np.concatenate([np.arange(1, apart * m + 1) / (apart * m) for m in np.unique(self.max)]))
         low, high = 0, len(factors)
         while low < high:
@@ -260,7 +259,7 @@ class WidthSpace:
         try:
             data: Any = json.loads(text)
         except (ValueError, RecursionError):
-            raise BcnetError("this is no JSON text of a width space") from None
+            raise BcnetError("this is not the JSON text of a width space") from None
         if not isinstance(data, dict) or data.get("format") != "bcnet.widthspace":
             raise BcnetError("this JSON does not describe a width space")
         version = data.get("version")

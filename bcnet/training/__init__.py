@@ -1,1 +1,1 @@
-"""What any network is trained with: task, optimiser, loop, checkpoints, several processes, CUDA graphs."""
+"""What any network is trained with: task, optimizer, loop, checkpoints, several processes, CUDA graphs."""

@@ -1,8 +1,8 @@
 """Checkpoints that survive a crash at any moment: tensors as safetensors, state as JSON, never pickle.
 
 A checkpoint is a folder ``checkpoint-000012`` of three files: ``tensors.safetensors``, ``state.json`` and
-``manifest.json`` with the size and checksum of both. It is written under another name, flushed to the disk and
-then renamed, so that it is there as a whole or not at all; the one before it is kept as well.
+``manifest.json`` with the size and checksum of both. It is written under another name, flushed to the disk and then
+renamed, so that it is written whole or not at all; the one before it is kept as well.
 
 ``pack`` turns a tree of dicts, lists, numbers and tensors (a model's or an optimizer's
 ``state_dict``) into the two things ``save`` takes, and ``unpack`` turns what ``load`` gives back into the same tree.
@@ -47,7 +47,7 @@ class NoCheckpoint(BcnetError):
 
 
 def prepare(folder: str | Path) -> tuple[int, int] | None:
-    """Make ``folder`` where it is missing, and tell which one it is."""
+    """Create ``folder`` if it is missing, and return what identifies it."""
     with _clear_errors(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
     return identity(folder)
@@ -56,10 +56,10 @@ def prepare(folder: str | Path) -> tuple[int, int] | None:
 def save(
     folder: str | Path, tensors: dict[str, Tensor], state: dict[str, Any], place: tuple[int, int] | None = None
 ) -> Path:
-    """Write a checkpoint into ``folder`` and give its path; of older ones the newest is kept.
+    """Write a checkpoint into ``folder`` and return its path; of older ones the newest is kept.
 
-    ``state`` must be JSON as it stands: texts as keys, no tuples (:func:`pack` sees to that). With ``place``, which
-    :func:`prepare` gave, a folder that was removed or replaced meanwhile is not written to.
+    ``state`` must already be JSON: strings as keys, no tuples (:func:`pack` sees to that). With ``place``, which
+    :func:`prepare` returned, a folder that was removed or replaced meanwhile is not written to.
     """
     folder = Path(folder)
     if place is not None and identity(folder) != place:
@@ -76,7 +76,7 @@ def save(
 
 
 def load(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (on the CPU) and state of the newest checkpoint that is whole; a damaged one is warned about."""
+    """Tensors (on the CPU) and state of the newest intact checkpoint; damaged ones cause a warning."""
     folder = Path(folder)
     paths = _checkpoints(folder)
     if not paths:
@@ -119,8 +119,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         contents[name] = data
     try:
         tensors = read_tensors(contents[_TENSORS])
-    except Exception:  # a file made to harm can fail in any way
-        raise _Damaged(f"is damaged ({_TENSORS} is no safetensors file)") from None
+    except Exception:  # a malicious file can fail in any way
+        raise _Damaged(f"is damaged ({_TENSORS} is not a safetensors file)") from None
     return tensors, _from_json(contents[_STATE], _STATE)
 
 
@@ -135,9 +135,9 @@ def _from_json(data: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise _Damaged(f"is damaged ({name} is no JSON)") from None
+        raise _Damaged(f"is damaged ({name} is not JSON)") from None
     if not isinstance(value, dict):
-        raise _Damaged(f"is damaged ({name} is no JSON object)")
+        raise _Damaged(f"is damaged ({name} is not a JSON object)")
     return value
 
 
@@ -167,7 +167,7 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def pack(tree: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A tree of dicts, lists, tuples, texts, numbers, None, tensors and arrays as (tensors, JSON state)."""
+    """A tree of dicts, lists, tuples, strings, numbers, None, tensors and arrays as (tensors, JSON state)."""
     tensors: dict[str, Tensor] = {}
     return tensors, {"tree": _pack(tree, "", tensors)}
 
@@ -199,7 +199,7 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if not all(isinstance(key, (str, int)) for key in value):
             raise BcnetError(f"a checkpoint cannot hold the keys of {place.lstrip('.') or 'its state'}")
-        # As pairs, because JSON would turn the parameter numbers of an optimizer into texts.
+        # As pairs, because JSON would turn the parameter numbers of an optimizer into strings.
         return {"$dict": [[key, _pack(item, f"{place}.{key}", tensors)] for key, item in value.items()]}
     raise BcnetError(f"a checkpoint cannot hold {place.lstrip('.')}, a {type(value).__name__}")
 

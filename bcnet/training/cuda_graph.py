@@ -1,18 +1,17 @@
 """A training step on a GPU that is recorded once and then replayed as a whole.
 
-The host launches every kernel of a step by itself, some hundreds even for a small network, and a fast GPU waits for
-it. A CUDA graph is one launch for the way forwards and backwards. It repeats what was recorded: the same kernels on the
+The host launches every kernel of a step separately, a few hundred even for a small network, and a fast GPU waits for
+it. A CUDA graph launches the forward and backward pass at once. It repeats what was recorded: the same kernels on the
 same memory, with the batch and the random numbers (dropout) of the step. Whatever else Python decides in a forward is
 not decided again, so a network that draws random numbers on the host is not recorded, nor one that waits for the GPU.
 
-Autograd adds a gradient on the stream on which its parameter was first used, and that may not be the recorded one: a
-network whose gradients were touched before would spoil the record. So it is recorded on leaves of its own, aliases of
-the parameters that no stream has seen.
+Autograd adds a gradient on the stream on which its parameter was first used, which may not be the one that records: a
+network whose gradients were used before would break the recording. So it is recorded on separate leaves, aliases of the
+parameters that no stream has seen.
 """
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,17 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError, first_line
+from bcnet.utils.random_state import swap_random_states
 
 WARM_UP = 3
-"""Steps that run as they are before one is recorded: libraries set themselves up in them."""
+"""Steps that run normally before one is recorded: libraries set themselves up in them."""
 
 
 class CudaGraphStep:
-    """``learn(x, y)``, which sets the gradients of ``network`` and gives the losses (p,) of a batch, replayed; without
-    ``network`` it keeps gradients in memory of its own, whose place never changes.
+    """Replays ``learn(x, y)``, which sets the gradients of ``network`` and returns the losses (p,) of a batch; without
+    ``network`` it keeps gradients in memory of its own that never moves.
 
-    Batches of another shape than the one recorded run as they are. So does everything, after a notice, where a step
-    cannot be recorded.
+    Batches of another shape than the recorded one run normally. So does everything, after a notice, if a step cannot be
+    recorded.
     """
 
     def __init__(self, learn: Callable[[Tensor, Tensor], Tensor], network: nn.Module | None = None):
@@ -101,8 +101,8 @@ def fresh_leaves(network: nn.Module) -> Iterator[None]:
 
 
 def _clean_up(device: torch.device) -> None:
-    """After a record that failed: torch's random numbers still wait for its end, so they begin anew (every step sets
-    their seed); raises where the GPU does not work any more."""
+    """Clean up after a failed recording: torch's generator still waits for its end, so it is reset (every step seeds
+    it); raises if the GPU no longer works."""
     if device.type == "cuda":
         generator = torch.cuda.default_generators[device.index or 0]
         generator.graphsafe_set_state(torch.Generator(device).graphsafe_get_state())
@@ -129,13 +129,13 @@ class _Recorded:
         self.x.copy_(x)
         self.y.copy_(y)
         for parameter, gradient in self.gradients:
-            parameter.grad = gradient  # a batch of another shape has put its own there
+            parameter.grad = gradient  # a batch of another shape may have put its own there
         self.graph.replay()
         return self.losses.clone()
 
 
 class Waits:
-    """Listens, while entered, for operations on a GPU that the host waits for."""
+    """A context that notices operations on a GPU that the host waits for."""
 
     def __init__(self, device: torch.device):
         self.found = False
@@ -159,12 +159,11 @@ class Waits:
             text = str(heard.message)
             if "synchronizing CUDA operation" in text:
                 self.found = True
-            elif "debug mode is a prototype" not in text:  # which setting the mode says
+            elif "debug mode is a prototype" not in text:  # which setting the mode itself causes
                 warnings.warn_explicit(heard.message, heard.category, heard.filename, heard.lineno)
 
 
 def _host_randomness() -> Any:
     """The states of the generators that a forward may draw from on the host, to be compared."""
-    # The legacy global state of numpy is what a network would draw from.
-    name, keys, *place = np.random.get_state(legacy=True)  # noqa: NPY002
-    return torch.get_rng_state().tolist(), random.getstate(), (name, np.asarray(keys).tolist(), place)
+    of_torch, of_numpy, of_python = swap_random_states()
+    return of_torch.tolist(), [np.asarray(part).tolist() for part in of_numpy], of_python

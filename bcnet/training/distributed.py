@@ -1,8 +1,8 @@
 """Several devices: every process trains its share of a batch on the same paths, as one process would.
 
-Accelerate gives a process its place and its device and carries the messages; it is launched by ``accelerate
-launch`` or ``torchrun``. All processes draw the same paths. Gradients and losses are averaged, and batch norm sees
-the batch of all processes together, without which the result would differ from one process's. (torch's own
+Processes are launched by ``accelerate launch`` or ``torchrun``; Accelerate gives each its place and its device, and
+carries the messages. All processes draw the same paths. Gradients and losses are averaged, and batch norm sees the
+batch of all processes together; otherwise the result would differ from that of a single process. (torch's own
 SyncBatchNorm runs on GPUs only and is a module; a path needs a function.)
 """
 
@@ -27,14 +27,14 @@ from torch.overrides import TorchFunctionMode
 
 from bcnet.errors import BcnetError
 
-Value = TypeVar("Value")
+T = TypeVar("T")
 PATIENCE = timedelta(seconds=20)
 """How long processes wait for each other before they leave."""
 LONGEST = timedelta(days=20)
-"""How long they wait for each other's messages, while one works alone: torch's half an hour is soon over. A process
-that has died is noticed by its connection. More milliseconds than 31 bits hold are not safe in gloo."""
+"""How long they wait for each other's messages while one works alone: torch's default of half an hour is too short. A
+process that has died is noticed by its connection. More milliseconds than fit into 31 bits are not safe in gloo."""
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
-"""What gloo says where another process has ended."""
+"""What gloo says when another process has ended."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Place:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """What :func:`bcnet.data.load_data` wants to know."""
+        """What :func:`bcnet.data.load_data` takes."""
         return self.rank, self.world
 
 
 def start(cpu: bool = False) -> Place:
-    """Join the processes that this one was launched with; alone where it was launched alone.
+    """Join the processes that this one was launched with, if any.
 
-    Call it before loading data. The device is this process's GPU, or the CPU where there is none or ``cpu``.
+    Call it before loading data. The device is this process's GPU, or the CPU if there is none or ``cpu`` asks for it.
     """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     on_cpu = cpu or not torch.cuda.is_available()
@@ -66,7 +66,7 @@ def start(cpu: bool = False) -> Place:
             "launch one for each GPU, or train on the CPU"
         )
     if dist.is_initialized():
-        return Place(*world(), _device(on_cpu))
+        return Place(*world(), torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device()))
     try:
         from accelerate import Accelerator, InitProcessGroupKwargs
     except ImportError:
@@ -76,15 +76,11 @@ def start(cpu: bool = False) -> Place:
     return Place(accelerator.process_index, accelerator.num_processes, accelerator.device)
 
 
-def _device(on_cpu: bool) -> torch.device:
-    return torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
-
-
 def leave() -> None:
-    """Leave the other processes in order; called at a program's end.
+    """Leave the other processes in order; called when the program ends.
 
-    Threads that still wait for messages would abort it, so on CPUs the processes wait for each other, but not for long
-    for one that failed.
+    Threads that still wait for messages would abort it, so on CPUs the processes wait for each other, but not long for
+    one that failed.
     """
     if dist.is_available() and dist.is_initialized():
         if dist.get_backend() == "gloo":
@@ -104,13 +100,13 @@ def world() -> tuple[int, int]:
 
 
 def main_process() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """Whether this is the process that writes files and talks to the user."""
     return world()[0] == 0
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """The others wait meanwhile, so nothing may be sent to them."""
+    """Work while the other processes wait, so that nothing may be sent to them."""
     global _working_alone
     before, _working_alone = _working_alone, True
     try:
@@ -119,8 +115,8 @@ def _alone() -> Iterator[None]:
         _working_alone = before
 
 
-def decide(make: Callable[[], Value]) -> Value:
-    """What ``make()`` gives in the first process, for all; a mistake of the user's is one in all of them."""
+def decide(make: Callable[[], T]) -> T:
+    """What ``make()`` returns in the first process, for all; a :class:`BcnetError` there is raised in all of them."""
     if world()[1] == 1:
         return make()
     outcome: list[Any] = [None, None]
@@ -133,18 +129,18 @@ def decide(make: Callable[[], Value]) -> Value:
     dist.broadcast_object_list(outcome)
     if outcome[1] is not None:
         raise BcnetError(outcome[1])
-    found: Value = outcome[0]
+    found: T = outcome[0]
     return found
 
 
 def lost_another(error: RuntimeError) -> bool:
-    """Whether an error of torch's says that another process is there no more."""
+    """Whether an error of torch's says that another process has ended."""
     told = isinstance(error, dist.DistError) or any(words in str(error) for words in LOST)
     return dist.is_available() and dist.is_initialized() and told
 
 
 def wait() -> None:
-    """Go on when all processes are here."""
+    """Wait until all processes have got here."""
     if world()[1] > 1:
         from accelerate.utils import wait_for_everyone
 
@@ -162,7 +158,7 @@ def same_start(network: nn.Module) -> None:
 
 @torch.no_grad()
 def average(parameters: Iterable[nn.Parameter], losses: Tensor) -> Tensor:
-    """Replace every gradient by its mean over all processes, and give the mean of ``losses``: one message."""
+    """Replace every gradient by its mean over all processes, and return the mean of ``losses``, in one message."""
     if world()[1] == 1:
         return losses
     from accelerate.utils import reduce
@@ -245,7 +241,7 @@ class _SharedBatchNorm(TorchFunctionMode):
 
 
 def shared_batch_norm() -> Any:
-    """While entered, a plain network that trains sees the batch of all processes."""
+    """A context in which a plain network in training sees the batch of all processes."""
     return _SharedBatchNorm() if world()[1] > 1 else nullcontext()
 
 

@@ -1,7 +1,7 @@
 """The loop that all training shares: batches, schedule, averages, checkpoints and what can go wrong.
 
-A step is a function of the seed, its number and the weights, so training that was stopped anywhere goes on from
-its last checkpoint and ends, on a CPU bit for bit, as if it had never stopped.
+A step is a function of the seed, its number and the weights, so training that was stopped anywhere resumes from its
+last checkpoint and ends as if it had never stopped, on a CPU bit for bit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,15 +25,16 @@ from bcnet.training import checkpoint, distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.optim import Average, Optimisation, make_optimizer, set_rate
 from bcnet.utils.pointwise import safe_gradients
+from bcnet.utils.progress import Progress as Progress
 
 CHECK_EVERY = 50
-"""Steps between looks at whether the loss is still finite: each look waits for the device."""
+"""Steps between checks that the loss is still finite: each check waits for the device."""
 
 History = list[tuple[int, float, float]]
 
 
 class LoopConfig(Protocol):
-    """What the loop asks of a training's settings."""
+    """What the loop needs of the settings of a training."""
 
     @property
     def optimisation(self) -> Optimisation: ...
@@ -46,24 +46,11 @@ class LoopConfig(Protocol):
     def channels_last(self) -> bool: ...
 
 
-@dataclass
-class Progress:
-    """What a callback sees after a step; ``loss`` waits for the device when it is read."""
-
-    step: int
-    steps: int
-    epoch: int
-    rate: float
-    images: int
-    losses: Tensor
-
-    @property
-    def loss(self) -> float:
-        return float(self.losses.mean())
-
-
 class Loop(ABC):
-    """Trains ``net`` in place. ``history`` has a row (epoch, mean loss, rate) for every epoch."""
+    """Trains ``net`` in place. ``history`` has a row (epoch, mean loss, rate) for every epoch, its loss per ``unit``:
+    one for people to read, where that which is minimised is a weighted sum of losses."""
+
+    unit = 1.0
 
     def __init__(self, net: nn.Module, source: Source, config: LoopConfig, folder: str | Path | None):
         self.net, self.source, self.config = net, source, config
@@ -88,31 +75,31 @@ class Loop(ABC):
 
     @abstractmethod
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
-        """Set the gradients to those of a batch, run as :meth:`split` divides it; its losses, (p,)."""
+        """Set the gradients to those of a batch, run in the parts of :meth:`split`; returns its losses, (p,)."""
 
     @abstractmethod
     def identity(self) -> Any:
-        """What tells this training's checkpoints from those of another network: JSON."""
+        """What distinguishes checkpoints of this training from those of another network, as JSON."""
 
     def check(self, x: Tensor, y: Tensor) -> None:  # noqa: B027, checking is optional
-        """Raise a :class:`BcnetError` where the network does not suit the first batch."""
+        """Raise a :class:`BcnetError` if the network does not suit the first batch."""
 
     def record(self, losses: Tensor) -> None:  # noqa: B027, recording is optional
-        """See the losses of a step, (p,), the mean over all processes."""
+        """Take note of the losses of a step, (p,), averaged over all processes."""
 
     def averaged(self) -> Iterable[Any]:
         """The tensors that ``ema`` averages."""
         return self.net.parameters()
 
     def extra(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the loop's own state."""
+        """What a checkpoint holds besides the loop's own state."""
         return {}
 
     def restore_extra(self, tree: dict[str, Any]) -> None:  # noqa: B027, most have nothing more to restore
-        """Take back what :meth:`extra` gave."""
+        """Restore what :meth:`extra` returned."""
 
     def run(self, progress: Callable[[Progress], None] | None = None, epochs: int | None = None) -> None:
-        """Train to the end of the schedule, or of its first ``epochs``; goes on where a checkpoint is."""
+        """Train to the end of the schedule, or of its first ``epochs``, from a checkpoint if there is one."""
         if self.folder is not None:
             self._place = checkpoint.prepare(self.folder)
             if checkpoint.exists(self.folder):
@@ -137,16 +124,16 @@ class Loop(ABC):
                 self._end_epoch(rate)
             if progress is not None:
                 epoch = (self.step - 1) // self.per_epoch
-                self._tell(progress, Progress(self.step, steps, epoch, rate, len(x), losses))
+                self._tell(progress, Progress(self.step, steps, epoch, rate, len(x), losses, self.unit))
             due = time.monotonic() - saved > 60 * self.config.checkpoint_minutes
             if self.folder is not None and (due or self.step == steps):
                 self._check_finite(torch.cat([losses, *recent]))
                 self._save()
                 saved = time.monotonic()
-        distributed.wait()  # until the last checkpoint is there for all
+        distributed.wait()  # until all can read the last checkpoint
 
     def finish(self) -> None:
-        """Put the average of the weights in their place, where there is one."""
+        """Replace the weights by their average, if there is one."""
         if self.average is not None:
             self.average.swap()
 
@@ -154,12 +141,12 @@ class Loop(ABC):
         return torch.autocast(self.device.type, torch.bfloat16) if self.optimisation.bf16 else nullcontext()
 
     def split(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """A batch in the parts that memory has room for, each with its share of the loss."""
+        """A batch in parts that fit into memory, each with its share of the loss."""
         for part, target in zip(x.chunk(self.parts), y.chunk(self.parts), strict=True):
             yield part, target, len(part) / len(x)
 
     def _batches(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches from the current step to the last; a loader may not give fewer than it said."""
+        """Batches from the current step to the last; a loader may not give fewer than it promised."""
         while self.step < steps:
             epoch, start = divmod(self.step, self.per_epoch)
             before = self.step
@@ -173,7 +160,7 @@ class Loop(ABC):
                 )
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
-        """One optimizer step; the losses, (p,)."""
+        """One optimizer step; returns the losses, (p,)."""
         losses = distributed.average(self.net.parameters(), self._learn_within_memory(x, y))
         self.record(losses)
         if self.optimisation.clip:
@@ -185,10 +172,10 @@ class Loop(ABC):
         return losses
 
     def _first_step(self, x: Tensor, y: Tensor) -> Tensor:
-        """What cannot work at all, such as inputs of another type than the weights, fails here."""
+        """The first step: what cannot work at all, such as inputs of another type than the weights, fails here."""
         try:
             self.check(x, y)
-            torch.manual_seed(step_seed(self.config.seed, self.step))  # dropout may have drawn some for the check
+            torch.manual_seed(step_seed(self.config.seed, self.step))  # the check may have drawn for dropout
             return self._step(x, y)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             if isinstance(error, BcnetError) or (isinstance(error, RuntimeError) and out_of_memory(error)):
@@ -198,7 +185,7 @@ class Loop(ABC):
             raise BcnetError(f"the first training step, on inputs of {form}, fails: {cause}") from error
 
     def _learn_within_memory(self, x: Tensor, y: Tensor) -> Tensor:
-        """Run a batch in halves, quarters, ... where it does not fit into memory as a whole."""
+        """Run a batch in halves, quarters, ... if it does not fit into memory as a whole."""
         for _ in range(len(x).bit_length() + 1):
             try:
                 with safe_gradients(self.device):
@@ -221,12 +208,12 @@ class Loop(ABC):
         )
 
     def _end_epoch(self, rate: float) -> None:
-        mean = float(self.sum) / self.per_epoch
+        mean = float(self.sum) / self.per_epoch / self.unit
         self.sum.zero_()
         self.history.append((self.step // self.per_epoch, mean, rate))
 
     def _tell(self, progress: Callable[[Progress], None], state: Progress) -> None:
-        """Call back; who wishes to stop raises KeyboardInterrupt there, and loses nothing."""
+        """Call back; a KeyboardInterrupt raised there stops the training, and nothing is lost."""
         try:
             progress(state)
         except KeyboardInterrupt:
@@ -238,7 +225,7 @@ class Loop(ABC):
             raise BcnetError(self._diverged("loss"))
 
     def _check_weights(self) -> None:
-        """A finite loss can leave weights that are not, and these must not become the last checkpoint."""
+        """A finite loss can leave weights that are not finite, which must not become the last checkpoint."""
         norms = torch._foreach_norm([p.detach() for p in self.net.parameters()])
         if not bool(torch.isfinite(torch.stack(list(norms))).all()):
             raise BcnetError(self._diverged("weights"))
@@ -246,7 +233,7 @@ class Loop(ABC):
     def _diverged(self, what: str) -> str:
         rate = self.optimisation.rate(self.step - 1, self.per_epoch)
         return (
-            f"the {what} became infinite or no number by step {self.step} (learning rate {rate:.4g}): {self._kept()}; "
+            f"the {what} became infinite or NaN by step {self.step} (learning rate {rate:.4g}): {self._kept()}; "
             "lower lr, add warmup or clip the gradient"
         )
 
@@ -280,7 +267,7 @@ class Loop(ABC):
             warnings.warn(f"{error.cause}; the training begins anew", stacklevel=3)
 
     def restore(self, folder: Path) -> None:
-        """Go on from the newest checkpoint in ``folder``."""
+        """Restore the newest checkpoint in ``folder``."""
         tree = checkpoint.unpack(*checkpoint.load(folder))
         if tree.get("shape") != self.identity():
             raise BcnetError(f"the checkpoint in {folder} is of another network: choose another folder")
@@ -311,7 +298,7 @@ class Loop(ABC):
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch's says that a device has no memory left."""
+    """Whether an error of torch's says that a device is out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 

@@ -1,6 +1,6 @@
-"""Optimizers, learning-rate schedules and weight averages, as one small config.
+"""Optimizers, learning-rate schedules and weight averages, as one small set of settings.
 
-Everything is a function of the step number, so that a resumed run goes on exactly where it stopped.
+Everything is a function of the step number, so that a resumed run continues exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bcnet.utils.settings import BelowOne, Count, NotNegative, Positive, checked
 
 @checked
 class Optimisation:
-    """How weights are learnt. ``head`` is there because a classifier sums up positive features: the rate it bears falls
-    with their number, while layers before a batch norm bear any."""
+    """How weights are learnt. ``head`` exists because a classifier sums positive features: the rate it tolerates falls
+    with their number, while layers before a batch norm tolerate almost any."""
 
     epochs: Annotated[Count, "passes over the training images"] = 20
     optimizer: Annotated[Literal["sgd", "rmsprop"], "sgd or rmsprop"] = "sgd"
@@ -68,7 +68,7 @@ class Optimisation:
         return float(self.lr * self.gamma ** ((epoch - self.warmup) // self.every))
 
     def head_factor(self, inputs: int) -> float:
-        """How many times the rate the last linear layer learns at, given its number of inputs."""
+        """The factor of the last linear layer's learning rate, given its number of inputs."""
         return min(1.0, self.head / (self.lr * inputs)) if self.head else 1.0
 
 
@@ -82,7 +82,7 @@ def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Opti
         groups[decay, config.head_factor(p.shape[1]) if p is last else 1.0].append(p)
     settings = [{"params": members, "weight_decay": d, "factor": factor} for (d, factor), members in groups.items()]
     if config.optimizer == "rmsprop":
-        # The mobile networks' recipes were written for TensorFlow, whose epsilon of 0.001 is added under the root.
+        # The recipes of mobile networks were written for TensorFlow, which adds its epsilon of 0.001 under the root.
         return torch.optim.RMSprop(settings, lr=config.lr, alpha=0.9, eps=0.001**0.5, momentum=config.momentum)
     nesterov = config.nesterov and config.momentum > 0
     one_launch = True if all(p.is_cuda for p in parameters) else None
@@ -90,13 +90,13 @@ def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Opti
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the rate of a step; groups whose ``factor`` is not 1 get so many times the rate."""
+    """Set the rate of a step, times the ``factor`` of each group."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("factor", 1.0)
 
 
 class Average:
-    """An exponential moving average of parameters, with a warm-up so that the start is forgotten."""
+    """An exponential moving average of parameters, with a warm-up so that their start is forgotten."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], decay: float):
         self.decay, self.updates = decay, 0

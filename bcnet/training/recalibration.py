@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bcnet.errors import BcnetError
+from bcnet.utils.modes import evaluation_mode
 
 
 @torch.no_grad()
@@ -28,17 +29,12 @@ def recalibrate(network: nn.Module, batches: Iterable[tuple[Tensor, Any]], *, bf
     first = next(given, None)
     if first is None:
         raise BcnetError("batch norm cannot be recalibrated without a batch: give some training batches")
-    modes = {module: module.training for module in network.modules()}
     averaging = _Averaging()
-    try:
-        network.eval()
+    with evaluation_mode(network):
         for x, _ in chain([first], given):
             averaging.batches += 1
             with averaging, torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 network(x.to(device))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     for name, buffer in network.named_buffers():
         if name.rpartition(".")[2] == "num_batches_tracked":
             buffer.fill_(averaging.batches)

@@ -34,7 +34,7 @@ def top5(output: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Negated:
-    """A score of which lower is better, turned over."""
+    """A score of which lower is better, negated."""
 
     score: Callable[[Any, Any], Tensor]
 
@@ -75,7 +75,7 @@ class Task:
 
     @staticmethod
     def classification(smoothing: float = 0.0, classes: int | None = None) -> Task:
-        """Cross entropy with label smoothing, top-1 accuracy, and top-5 beside it, of so many classes if known."""
+        """Cross entropy with label smoothing, top-1 accuracy, and top-5 besides; of ``classes`` classes if known."""
 
         def loss(output: Tensor, target: Tensor) -> Tensor:
             return cross_entropy(output, target, smoothing)
@@ -86,7 +86,7 @@ class Task:
         return Task(loss, correct, (("top5", top5),), soft_cross_entropy, fits, "accuracy", "%")
 
     def check(self, output: Any, target: Any) -> None:
-        """A :class:`BcnetError` where this task cannot be learnt from such outputs and targets of one batch."""
+        """A :class:`BcnetError` if this task cannot be learnt from such outputs and targets of one batch."""
         if self.fits is not None:
             self.fits(output, target)
         loss = _tried("loss", self.loss, output, target)
@@ -100,7 +100,7 @@ class Task:
 
 
 def check_logits(output: Any, target: Any, classes: int | None = None) -> None:
-    """A :class:`BcnetError` where outputs are no logits (n, classes) or targets no labels (n,) of them."""
+    """A :class:`BcnetError` if outputs are not logits (n, classes), or targets are not labels (n,) for them."""
     way_out = "give a Task with a loss and a score of your own"
     if not isinstance(output, Tensor) or output.dim() != 2:
         raise BcnetError(f"the network gives {_form(output)}, but classification needs logits (n, classes): {way_out}")
@@ -120,7 +120,7 @@ def _tried(name: str, function: Callable[[Any, Any], Any], output: Any, target: 
     try:
         return function(output, target)
     except torch.OutOfMemoryError:
-        raise  # not the task's fault: its caller takes smaller batches
+        raise  # not the task's fault: the caller then takes smaller batches
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         cause = first_line(error)
         raise BcnetError(

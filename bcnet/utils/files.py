@@ -57,28 +57,28 @@ def read_regular(path: str | os.PathLike[str], most: int | None = None) -> bytes
 
 
 def parse_json(data: bytes) -> Any:
-    """What JSON says; a :class:`ValueError` where it is none, or has texts that nothing can be written with."""
+    """Parsed JSON; a :class:`ValueError` where it is not JSON, or holds strings that cannot be encoded."""
     found = json.loads(data)
-    if b"\\ud" in data.lower():  # half of a pair of surrogates is no character
+    if b"\\ud" in data.lower():  # half a surrogate pair is not a character
         json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
 def full_path(path: str) -> Path:
-    """``path`` from the root on, with the home folder that ``~`` or ``~NAME`` stands for."""
+    """``path`` made absolute, with ``~`` or ``~NAME`` replaced by the home folder."""
     try:
         return Path(path).expanduser().resolve()
     except (RuntimeError, ValueError, OSError) as error:  # no such user, a NUL, a loop of links
-        raise BcnetError(f"{path!r:.80} is no path: {str(error).rstrip('.')}") from None
+        raise BcnetError(f"{path!r:.80} is not a path: {str(error).rstrip('.')}") from None
 
 
 def user_cache() -> Path:
-    """Where bcnet keeps what can be had again: in ``$XDG_CACHE_HOME``, or else in ``~/.cache``."""
+    """Where bcnet caches what it can make again: in ``$XDG_CACHE_HOME``, or else in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache") / "bcnet"
 
 
 def usable(path: Path) -> Path:
-    """``path`` itself, or a :class:`BcnetError` where no file system can have such a name."""
+    """``path`` itself, or a :class:`BcnetError` where no file can have such a name."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -116,7 +116,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def identity(folder: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """Which folder it is, whatever its name: device and inode; None where there is none."""
+    """What identifies a folder whatever its name: device and inode; None where there is no such folder."""
     try:
         found = os.stat(folder)
     except OSError:
@@ -141,7 +141,7 @@ def write_folder(path: Path, contents: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def clear_errors(what: str, again: str = "try again") -> Iterator[None]:
-    """What the file system refuses while ``what`` is written, as one sentence."""
+    """Turn what the file system refuses while ``what`` is written into one sentence."""
     try:
         yield
     except OSError as error:
@@ -157,7 +157,7 @@ def clear_errors(what: str, again: str = "try again") -> Iterator[None]:
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """A safetensors file of contiguous copies on the CPU: it takes no two tensors that share memory."""
+    """A safetensors file of contiguous copies on the CPU, since the format refuses tensors that share memory."""
     import torch
     from safetensors.torch import save
 

@@ -1,8 +1,8 @@
 """Strided 1x1 convolutions on a CPU, run so that their weight gradients stay within their memory.
 
-With several threads, torch 2.13 writes beyond the weight gradient of such a convolution in channels-last where the
-batch does not divide among the threads: a crash at best. As a convolution without stride, of every second pixel, it is
-the same, and safe.
+With several threads, torch 2.13 writes past the end of the weight gradient of such a convolution in channels-last where
+the threads do not divide the batch evenly: a crash at best. A convolution without stride over every second pixel gives
+the same result, and is safe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def safe_gradients(device: torch.device) -> AbstractContextManager[Any]:
-    """While entered, what runs forwards on ``device`` has gradients that can be trusted."""
+    """A context in which the gradients of whatever runs forwards on ``device`` can be trusted."""
     return _Pointwise() if device.type == "cpu" else nullcontext()
 
 
@@ -35,8 +35,8 @@ class _Pointwise(TorchFunctionMode):
 def _without_stride(
     input: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, *more: Any, **named: Any
 ) -> Tensor | None:
-    """A strided 1x1 convolution, done without stride; None of any other. ``more`` and ``named`` are the dilation, of no
-    meaning here, and the groups."""
+    """A strided 1x1 convolution computed without stride; None for any other convolution. ``more`` and ``named`` are the
+    dilation, which has no effect here, and the groups."""
     down, right = _pair(stride)
     unpadded = padding == "valid" or (padding != "same" and _pair(padding) == (0, 0))
     if weight.shape[2:] != (1, 1) or (down, right) == (1, 1) or not unpadded:

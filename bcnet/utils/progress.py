@@ -1,7 +1,7 @@
 """What a person sees while bcnet works: bars on a terminal, plain lines elsewhere, both on stderr.
 
-Whatever takes long tells a :class:`Listener` of its stages and steps. A training does so through
-:func:`training_steps`, which reads the loss a few times a second only: reading it waits for the device.
+Whatever takes long tells a :class:`Listener` about its stages and steps. Training does so through
+:func:`training_steps`, which reads the loss only a few times a second, because reading it waits for the device.
 """
 
 from __future__ import annotations
@@ -12,45 +12,48 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bcnet.errors import BcnetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 READ_EVERY = 0.5
 """Seconds between two readings of the loss."""
 LINE_EVERY, LINE_SHARE, LINE_AT_LAST = 5.0, 0.01, 600.0
-"""A line is due after so many seconds and so much of the work, or after that many seconds at the latest."""
+"""A line is printed once both that many seconds have passed and that share of the work is done, or at the latest after
+the last number of seconds."""
 OVERALL = "the whole run"
 SURE = 10.0, 0.05
-"""Seconds, and a share of the whole plan, that must have passed before clock and plan are held against each other."""
+"""Seconds, and a share of the whole plan, that must have passed before the clock corrects the plan."""
 POINTS = 2000
 """The most points of one curve in TensorBoard."""
 
-Figures = Mapping[str, float]
-
 
 class Listener:
-    """Hears how work gets on; this one is silent. ``at`` is the work it was told of last."""
+    """Hears how work is going; this one is silent. ``at`` is the work it last heard of."""
 
     at = ""
 
     def expect(self, seconds: Mapping[str, float]) -> None:
-        """How long every stage to come will take, by plan."""
+        """How long each coming stage is planned to take."""
 
     def stage(self, name: str, about: str) -> None:
         """A stage begins."""
 
-    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+    def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
         """``done`` of ``total`` steps of the work called ``name`` are done; ``figures`` may be empty."""
 
     def note(self, text: str) -> None:
         """Something a person should know."""
 
     def close(self) -> None:
-        """Nothing more will be told."""
+        """There is nothing more to hear."""
 
 
 class Lines(Listener):
@@ -60,7 +63,7 @@ class Lines(Listener):
         self._stop = False
         self._told: dict[str, tuple[float, int]] = {}
         self._pace: dict[str, Pace] = {}
-        self._figures: dict[str, Figures] = {}
+        self._figures: dict[str, Mapping[str, float]] = {}
         self._journey: Journey | None = None
 
     def expect(self, seconds: Mapping[str, float]) -> None:
@@ -76,11 +79,11 @@ class Lines(Listener):
     def note(self, text: str) -> None:
         self._print(f"note: {text}")
 
-    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+    def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
         if self._stop:
             raise KeyboardInterrupt
         now = time.monotonic()
-        if name != self.at:  # it begins, or goes on after other work: the time between is not its own
+        if name != self.at:  # it begins, or resumes after other work whose time is not its own
             self._pace[name], self.at = Pace(now, done), name
         left = self._pace[name](now, done, total)
         self._figures[name] = figures or self._figures.get(name, {})
@@ -107,13 +110,14 @@ class Bars(Lines):
     """A live bar for all work at hand."""
 
     def __init__(self, console: Any = None) -> None:
+        from rich import progress as rich
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         super().__init__()
         self._console = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
-        columns = TextColumn("  {task.description:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self._bars = Progress(*columns, TextColumn("{task.fields[figures]}"), console=self._console)
+        name, figures = rich.TextColumn("  {task.description:<16}"), rich.TextColumn("{task.fields[figures]}")
+        columns = name, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn(), figures
+        self._bars = rich.Progress(*columns, console=self._console)
         self._tasks: dict[str, Any] = {}
         self._bars.start()
 
@@ -140,8 +144,8 @@ class Bars(Lines):
 
 
 class Journey:
-    """How far a whole run is: its plan, seconds by stage, and a clock. Stages that took longer than planned, or
-    shorter, stretch what is still to come."""
+    """How far a whole run has got: its plan, in seconds by stage, and a clock. Stages that took longer or shorter than
+    planned scale the estimate of what is still to come."""
 
     def __init__(self, planned: Mapping[str, float], now: float):
         self._planned, self._now, self._since = dict(planned), "", now
@@ -158,7 +162,7 @@ class Journey:
 
     def left(self, now: float) -> float:
         """Seconds until the end."""
-        stretch = (self._took + self._sure) / (self._done + self._sure)  # short stages say little
+        stretch = (self._took + self._sure) / (self._done + self._sure)  # short stages tell little
         here = max(0.0, stretch * self._planned.get(self._now, 0.0) - (now - self._since))
         return here + stretch * sum(seconds for name, seconds in self._planned.items() if name != self._now)
 
@@ -169,13 +173,13 @@ class Journey:
 
 
 class Pace:
-    """How long the rest will take; begun at a time with so much ``done``."""
+    """Estimates how long the rest will take, from a start at which ``done`` steps were done."""
 
     def __init__(self, now: float, done: int):
         self._last, self._done, self._each = now, done, 0.0
 
     def __call__(self, now: float, done: int, total: int) -> float:
-        """Seconds left. A step's time changes with the widths it trains, hence a running mean over seconds."""
+        """Seconds left. The time of a step changes with the widths it trains, hence a running mean."""
         if done > self._done and (now - self._last >= READ_EVERY or not self._each):
             each = (now - self._last) / (done - self._done)
             self._each = 0.8 * self._each + 0.2 * each if self._each else each
@@ -184,9 +188,9 @@ class Pace:
 
 
 class TensorBoard(Listener):
-    """Also writes all figures as TensorBoard's scalars, one curve per kind of work under ``folder``.
+    """Also writes all figures as TensorBoard scalars, one curve per kind of work under ``folder``.
 
-    A resumed run goes on there; what a stopped one wrote after its last checkpoint is hidden.
+    A resumed run continues the curves; what it wrote after the checkpoint it resumes from is hidden.
     """
 
     def __init__(self, listener: Listener, folder: str | Path):
@@ -200,7 +204,7 @@ class TensorBoard(Listener):
         self._written: dict[str, int] = {}
         self.stage, self.note, self.expect = listener.stage, listener.note, listener.expect  # type: ignore[method-assign]
 
-    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+    def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
         self._listener.step(name, done, total, figures)
         self.at = name
         if not figures:
@@ -219,38 +223,42 @@ class TensorBoard(Listener):
         self._listener.close()
 
 
-class TrainingStep(Protocol):
-    """What a training tells after each step (:class:`bcnet.training.loop.Progress`)."""
+@dataclass
+class Progress:
+    """What training reports after each step; ``loss``, told per ``unit``, waits for the device when it is read."""
 
     step: int
     steps: int
+    epoch: int
+    rate: float
     images: int
+    losses: Tensor
+    unit: float = 1.0
 
     @property
-    def loss(self) -> float: ...
-    @property
-    def rate(self) -> float: ...
+    def loss(self) -> float:
+        return float(self.losses.mean()) / self.unit
 
 
-def training_steps(listener: Listener, name: str) -> Callable[[TrainingStep], None]:
-    """A callback for ``train_supernet`` and ``retrain`` that tells ``listener`` how they get on.
+def training_steps(listener: Listener, name: str) -> Callable[[Progress], None]:
+    """A callback for ``train_supernet`` and ``retrain`` that tells ``listener`` how they are going.
 
-    Of several processes the first tells it for all.
+    Of several processes, the first speaks for all.
     """
     last, images, begun = time.monotonic(), 0, False
 
-    def tell(now: TrainingStep) -> None:
+    def tell(now: Progress) -> None:
         nonlocal last, images, begun
         rank, processes = _world()
         if rank > 0:
             return
-        if begun and listener.at != name:  # it goes on after other work, whose time is not its own
+        if begun and listener.at != name:  # it resumes after other work whose time is not its own
             last, images = time.monotonic(), -now.images * processes
         images, begun = images + now.images * processes, True
         figures: dict[str, float] = {}
         if time.monotonic() - last >= READ_EVERY or now.step == now.steps:
             loss = now.loss
-            passed = max(time.monotonic() - last, 1e-9)  # with the wait for the device
+            passed = max(time.monotonic() - last, 1e-9)  # includes the wait for the device
             figures = {"loss": loss, "lr": now.rate, **({"images/s": images / passed} if images else {})}
             last, images = time.monotonic(), 0
         listener.step(name, now.step, now.steps, figures)
@@ -269,7 +277,7 @@ def shown() -> Iterator[Listener]:
         listener.ask_to_stop()
         listener.note("stopping after this step; Ctrl-C again stops at once")
 
-    # Only the main thread may set handlers; elsewhere Ctrl-C acts as it always does.
+    # Only the main thread may set handlers; in others Ctrl-C acts as usual.
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, interrupt) if main else None
     try:
@@ -287,7 +295,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _described(figures: Figures) -> str:
+def _described(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{key} {_short(value)}" for key, value in figures.items())
 
 

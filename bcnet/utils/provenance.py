@@ -31,13 +31,13 @@ def _program() -> str:
 
 
 def origin(facts: dict[str, Any]) -> str:
-    """What :func:`provenance` found, but the command, as half a sentence for a page of results."""
+    """What :func:`provenance` found, apart from the command, as half a sentence for a page of results."""
     short = str(facts["commit"])[:12]
     return f"{facts['date'][:10]}, {facts['machine']}, torch {facts['versions']['torch']}, commit {short}"
 
 
 def commit() -> str | None:
-    """The commit of bcnet's own checkout, where it is one; ``$BCNET_COMMIT`` tells it where a copy has no history."""
+    """The commit of bcnet's own checkout, if it is one; ``$BCNET_COMMIT`` names it for a copy without history."""
     if os.environ.get("BCNET_COMMIT"):
         return os.environ["BCNET_COMMIT"]
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]

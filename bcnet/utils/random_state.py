@@ -9,7 +9,7 @@ from typing import Any
 
 
 def swap_random_states(new: tuple[Any, Any, Any] | None = None) -> tuple[Any, Any, Any]:
-    """The global random states of torch (on the CPU), numpy and random, after which ``new`` ones take their place."""
+    """Give the global random states of torch (on the CPU), numpy and random, and put ``new`` ones in their place."""
     import numpy as np
     import torch
 
@@ -24,9 +24,9 @@ def swap_random_states(new: tuple[Any, Any, Any] | None = None) -> tuple[Any, An
 
 @contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Whatever is drawn or seeded within, the global random states (torch, numpy, random) are afterwards as before.
+    """Restore the global random states (torch, numpy, random) afterwards, whatever is drawn or seeded within.
 
-    A decorator, too.
+    Works as a decorator, too.
     """
     import torch
 

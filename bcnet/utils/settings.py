@@ -1,6 +1,6 @@
 """Settings that are checked when they are made: dataclasses whose fields pydantic validates.
 
-A mistake is a :class:`BcnetError` in one sentence that names the field, here and in a recipe alike::
+A mistake is a :class:`BcnetError` of one sentence that names the field, in Python and in a recipe alike::
 
     @checked
     class Sampling:
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def checked(cls: type[T]) -> type[T]:
-    """``cls`` as a frozen dataclass with fields that are validated whenever one is made.
+    """``cls`` as a frozen dataclass whose fields are validated when an instance is made.
 
-    What several fields must be together is a pydantic ``model_validator(mode="after")`` that raises BcnetError.
+    Rules that span several fields are a pydantic ``model_validator(mode="after")`` that raises BcnetError.
     """
     made: Any = validated(cls, frozen=True, config=ConfigDict(extra="forbid"))
     made.__doc__ = cls.__doc__
@@ -57,7 +57,7 @@ def checked(cls: type[T]) -> type[T]:
 
 
 def meanings(settings: type) -> dict[str, str]:
-    """What each field of a class of settings means, of those that say so."""
+    """What the fields of a class of settings mean, for those that say so."""
     hints = get_type_hints(settings, include_extras=True)
     said = {name: [part for part in get_args(hint)[1:] if isinstance(part, str)] for name, hint in hints.items()}
     return {name: texts[-1] for name, texts in said.items() if texts}
@@ -77,7 +77,7 @@ _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
-    """The first mistake that was found: its key, and what it must be; ``known`` are the keys there are."""
+    """The first mistake found: its key, and what the value must be; ``known`` are the valid keys."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
@@ -102,6 +102,6 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """That there is no such key, and the nearest one there is."""
+    """A sentence that there is no such key, with the nearest one that exists."""
     names = list(known)
     return f"unknown key {key:.80}: {did_you_mean(key.rpartition('.')[2], names) or 'there are ' + ', '.join(names)}"

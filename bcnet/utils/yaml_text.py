@@ -1,9 +1,8 @@
-"""YAML that may come from strangers: measured before anything is made of it.
+"""YAML that may come from strangers: measured before anything is built from it.
 
-A few lines of YAML can stand for gigabytes (aliases of aliases), for an endless recursion (deep brackets) or for
-minutes of work (many keys). So its events are counted while they are read, which takes time and memory in proportion
-to the text, and nothing is built of a text beyond the bounds. PyYAML reads some 100 kB a second, hence the bound on its
-size.
+A few lines of YAML can expand to gigabytes (aliases of aliases), an endless recursion (deep brackets) or minutes of
+work (many keys). So its events are counted while they are read, which takes time and memory in proportion to the text,
+and nothing is built from a text beyond the bounds. PyYAML reads about 100 kB a second, hence the bound on the size.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ def parse_yaml(text: str) -> Any:
     except BcnetError:
         raise
     except yaml.YAMLError as error:
-        raise BcnetError(f"this is no YAML: {_first_line(error)}") from None
+        raise BcnetError(f"this is not YAML: {_first_line(error)}") from None
     except (RecursionError, ValueError, OverflowError, TypeError) as error:  # such as the date 2001-99-99
-        raise BcnetError(f"this is no YAML that can be read: {str(error).partition(';')[0][:120]}") from None
+        raise BcnetError(f"this YAML cannot be read: {str(error).partition(';')[0][:120]}") from None
 
 
 class _Bounded(yaml.SafeLoader):
     """Safe YAML within the bounds, in which a key that is written twice is an error.
 
-    All events of a text are read before anything is made of them.
+    All events of a text are read before anything is built from them.
     """
 
     def __init__(self, text: str):
@@ -82,6 +81,6 @@ class _Brief(reprlib.Repr):
 
 def brief(value: object, most: int = 40) -> str:
     """The first ``most`` characters of a value as Python writes it, however large it is."""
-    if isinstance(value, int) and value.bit_length() > 10_000:  # Python writes no numbers of over 4,300 digits
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses to print numbers of over 4,300 digits
         return f"a number of about {int(value.bit_length() * 0.30103):,} digits"
     return (repr(value[: most + 1]) if isinstance(value, str) else _Brief().repr(value))[:most]

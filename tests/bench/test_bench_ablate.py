@@ -66,6 +66,44 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "ablate.svg").is_file()
 
 
+def test_a_variant_that_cannot_hold_the_budget_has_a_row_and_the_others_go_on(tmp_path: Path) -> None:
+    whole = tinyrun.recipe(tmp_path, **FAST)
+    narrow = whole.changed(groups=8, base=1, budgets=["flops=15%"])
+    chosen = [v for v in variants(narrow, ["base width"]) if v.name in ("1", "4")]
+    rows = Ablation(narrow, tmp_path / "out").work([*reversed(chosen)], [0])
+    wide, fits = rows
+    assert wide["variant"] == "4"
+    assert wide["failure"].startswith("budget flops=15% is impossible: the smallest network of this space costs")
+    assert "accuracy" not in wide
+    assert fits["accuracy"] > 0
+    found = summary(rows)
+    assert (found[0]["mean"], found[0]["by_seed"], found[0]["failed"]) == (None, [], 1)
+    assert found[1]["mean"] == fits["accuracy"]
+    assert "cannot hold the budget" in figure(found)
+    again = Ablation(narrow, tmp_path / "out").work([*reversed(chosen)], [0])  # a failure is not tried again
+    assert again == rows
+    file = tmp_path / "narrow.yaml"
+    file.write_text(narrow.to_yaml())
+    shown = terminal.run(
+        "bench", "ablate", str(file), "--only", "base width", "--seeds", "0", "--out", str(tmp_path / "out")
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "base width, 4: 1 of 1 seeds found nothing: budget flops=15% is impossible" in shown.stdout
+
+
+def test_greedy_slimming_that_does_not_come_down_to_the_budget_is_a_row(tmp_path: Path) -> None:
+    recipe = tinyrun.recipe(tmp_path, **{**FAST, "budgets": ["flops=20%"], "search": {"evaluations": 2}})
+    greedy = next(v for v in variants(recipe) if v.name == "ua, greedy")
+    (row,) = Ablation(recipe, tmp_path / "out").work([greedy], [0])
+    assert row["failure"].startswith("nothing within flops=20% got a score in 2 evaluations")
+
+
+def test_other_errors_end_an_ablation(tmp_path: Path) -> None:
+    recipe = tinyrun.recipe(tmp_path, **FAST).changed(data=f"imagefolder:{tmp_path}/missing")
+    with pytest.raises(BcnetError, match="missing"):
+        Ablation(recipe, tmp_path / "out").work(variants(recipe, ["sides"])[:1], [0])
+
+
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(BcnetError, match="there is no ablation 'depth': there are supernet and search, groups"):
         variants(Recipe.read("digits"), ["depth"])

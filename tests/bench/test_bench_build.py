@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from heard import Heard
 from bcnet.bench.build import BuildConfig, build_sample, build_table
 from bcnet.errors import BcnetError
 from bcnet.training.optim import Optimisation
-from bcnet.utils.progress import Figures, Listener
+from bcnet.utils.progress import Listener
 
 NET = """
 from torch import nn
@@ -64,7 +65,7 @@ def test_a_killed_worker_is_replaced(config: BuildConfig, tmp_path: Path) -> Non
     killed: list[int] = []
 
     class KillAWorker(Listener):
-        def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+        def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
             if done == 2 and not killed:
                 workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
                 killed.append(workers[0].pid)

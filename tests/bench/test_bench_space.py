@@ -87,7 +87,7 @@ def test_full_networks_cost_what_the_paper_says() -> None:
 def test_wrong_widths_keys_and_indices_are_named() -> None:
     mobilenet = get_space("mobilenet")
     assert failure(mobilenet.index, [[32, 192, 192, 192, 64, 384, 255]]) == (
-        "width 255 is no candidate of variable 'c6': [256, 512, 768, 1024]"
+        "width 255 is not a candidate of variable 'c6': [256, 512, 768, 1024]"
     )
     assert failure(mobilenet.index, np.array([-32, 192, 192, 192, 64, 384, 256])) == (
         "width -32 of variable 'c0' (number 1) must lie in 1..128"
@@ -126,7 +126,7 @@ def test_a_space_can_come_from_a_json_file(tmp_path: Path) -> None:
     assert get_space(str(file)) == SPACE
     assert get_space(str(file)).name == "mine"
     file.write_text("{")
-    assert failure(get_space, str(file)) == f"{file} is no file of a space: this is no JSON text of a width space"
+    assert failure(get_space, str(file)) == f"{file} is no file of a space: this is not the JSON text of a width space"
     file.write_bytes(b"\xff")
     assert failure(get_space, str(file)) == f"{file} is no file of a space: it is not text"
     file.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,15 +63,28 @@ def test_map_of_what_is_known() -> None:
 def test_the_smallest_benchmark_ends_with_a_row_of_every_detector(tmp_path: Path) -> None:
     out = tmp_path / "detection.json"
     with torch.compiler.set_stance("force_eager"):  # torchvision's RoIAlign compiles where it has no operator
-        rows = detection.measure(detection.TINY, [0], "cpu", out)["rows"]
+        rows = detection.measure(detection.TINY, [0], "cpu", out)
     names = [(row["detector"], row["network"]) for row in rows]
     assert names == [(kind, name) for kind in detection.DETECTORS for name in ("uniform", "found")]
     for row in rows:
         assert row["flops_share"] <= 0.25
         assert 0 <= row["map"] <= row["map50"] <= 100
     before = out.read_bytes()
-    assert detection.measure(detection.TINY, [0], "cpu", out)["rows"] == rows  # nothing is made again
+    assert detection.measure(detection.TINY, [0], "cpu", out) == rows  # nothing is made again
     assert out.read_bytes() == before
+    assert detection.measure(detection.TINY, [1], "cpu", out, deadline=0.0) == rows  # nor is anything begun too late
+    text = detection.page({**json.loads(before), "workers": 1})
+    assert f"| RetinaNet | found | 1 | {rows[1]['map']:.2f} | {rows[1]['map50']:.1f} |" in text
+
+
+def test_the_page_pairs_networks_by_seed() -> None:
+    known = {"map50": 50.0, "flops_share": 0.25, "gflops": 1.0, "accuracy": 0.9}
+    given = [("uniform", 0, 30.0), ("found", 0, 32.0), ("uniform", 1, 40.0), ("found", 1, 41.0), ("uniform", 2, 90.0)]
+    rows = [{"detector": "RetinaNet", "network": n, "seed": s, "map": m, **known} for n, s, m in given]
+    facts = {"date": "2026-11-17", "machine": "a GPU", "versions": {"torch": "2.11"}, "commit": "abc", "command": "x"}
+    text = detection.page({**facts, "workers": 3, "rows": rows})
+    assert "- RetinaNet: found over uniform by +1.50 ± 6.35 points of mAP (+2.00, +1.00).\n" in text
+    assert "| Faster R-CNN | found | 0 | | | | | |\n" in text
 
 
 def test_a_backbone_says_what_it_lacks() -> None:

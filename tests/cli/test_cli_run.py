@@ -16,8 +16,9 @@ import tinyrun
 import yaml
 from terminal import run
 
+from bcnet.run.pipeline import STAGES
 from bcnet.run.recipe import Recipe, names
-from bcnet.run.session import Run
+from bcnet.run.session import Run, command_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,6 +151,27 @@ def test_a_plan_comes_from_some_steps_and_leaves_nothing(
     assert error("run", "--effort", "lazy") == wrong
 
 
+def test_a_plan_tells_what_a_run_would(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes were lost: a plan for images of 48 x 40 said nothing of their being enlarged to 224 x 224."""
+    stage, about = STAGES["trace"]
+
+    def trace(run: Run) -> None:
+        stage(run)
+        run.listener.note("images are enlarged")
+
+    monkeypatch.setitem(STAGES, "trace", (trace, about))
+    monkeypatch.setattr("bcnet.cli.plan.LONG", 0.0)
+    told = run("run", "--recipe", str(recipe_file), "--trust", "--plan")
+    assert told.stderr.splitlines() == ["note: images are enlarged"]
+    assert "shorter: --effort quick" in told.stdout
+
+
+def test_a_report_names_the_command_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("/usr/bin/bcnet", "/home/me/bcnet/__main__.py"):
+        monkeypatch.setattr(sys, "argv", [name, "run", "--plan"])
+        assert command_line() == ["bcnet", "run", "--plan"]
+
+
 def test_a_run_without_a_folder_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_file: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for number in (1, 2):
@@ -175,7 +197,7 @@ def test_mistakes_get_one_sentence(recipe_file: Path, tmp_path: Path) -> None:
     assert error("run", "--resume", out, "--seed", "1") == refused
     assert error("run", "--resume", out, "--effort", "quick") == refused.replace("--seed", "--effort")
     assert error("run", "zoo:digits_cnn", "--resume", out) == refused.replace("--seed", "MODEL")
-    no_run = f"{tmp_path} is no folder of a run: run.json and recipe.yaml are looked for"
+    no_run = f"{tmp_path} is not the folder of a run: it has neither run.json nor recipe.yaml"
     assert error("train", str(tmp_path)) == no_run
     assert error("run", "--resume", str(tmp_path)) == no_run
     assert error("run", "--set", "seed") == "--set 'seed' must read key=value, such as supernet.epochs=30"

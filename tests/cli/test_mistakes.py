@@ -35,24 +35,24 @@ TINY = {
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--set", "about=2001-99-99"], "--set about: this is no YAML that can be read: month must be in 1..12"),
+        (["--set", "about=2001-99-99"], "--set about: this YAML cannot be read: month must be in 1..12"),
         (
             ["--seed", "9" * 5000],
             "Invalid value for '--seed': Unable to parse input string as an integer, exceeded maximum size",
         ),
         (
             ["--set", f"seed={'9' * 5000}"],
-            "--set seed: this is no YAML that can be read: Exceeds the limit (4300 digits) for integer string "
+            "--set seed: this YAML cannot be read: Exceeds the limit (4300 digits) for integer string "
             "conversion: value has 5000 digits",
         ),
         (["--set", f"about={'[' * 5000}"], "--set about: this YAML has over 16 levels, more than are read"),
-        (["--set", "about=*a"], "--set about: this is no YAML: found undefined alias 'a' in line 1"),
+        (["--set", "about=*a"], "--set about: this is not YAML: found undefined alias 'a' in line 1"),
         (
             ["zoo:digits_cnn", "--data", "cifar10:~nosuchuser/x"],
-            "'~nosuchuser/x' is no path: Could not determine home directory",
+            "'~nosuchuser/x' is not a path: Could not determine home directory",
         ),
-        (["--set", 'data="cifar10:a\\0b"'], "'a\\x00b' is no path: embedded null byte"),
-        (["--set", 'model="a\\0b.py:tiny"'], "'a\\x00b.py' is no path: embedded null byte"),
+        (["--set", 'data="cifar10:a\\0b"'], "'a\\x00b' is not a path: embedded null byte"),
+        (["--set", 'model="a\\0b.py:tiny"'], "'a\\x00b.py' is not a path: embedded null byte"),
         (["--device", "meta"], "bcnet does not run on the device 'meta': say cpu, cuda or cuda:1"),
         (["--device", "mps"], "bcnet does not run on the device 'mps': say cpu, cuda or cuda:1"),
         (["--device", "xpu"], "bcnet does not run on the device 'xpu': say cpu, cuda or cuda:1"),
@@ -194,7 +194,7 @@ X, Y = torch.randn(48, 2, 6, 6, generator=torch.Generator().manual_seed(0)), tor
         ),
         (
             lambda: {"val": [(X * float("nan"), Y)]},
-            "a loader for scoring gave values that are infinite or no numbers: clean its data",
+            "a loader for scoring gave values that are infinite or NaN: clean its data",
         ),
         (lambda: {"model": accuracy}, "model is a function, but it must be a network, an nn.Module"),
         (lambda: {"task": "classification"}, "task must be a bcnet.Task, not str"),

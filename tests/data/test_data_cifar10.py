@@ -191,7 +191,7 @@ def test_a_truncated_binary_batch(tmp_path: Path, data: bytes) -> None:
     write_binary(tmp_path)
     (tmp_path / "data_batch_3.bin").write_bytes(data)
     assert message(lambda: load_data(f"cifar10:{tmp_path}")) == (
-        f"{tmp_path / 'data_batch_3.bin'} is no whole number of CIFAR-10 records of 3,073 bytes: download it again"
+        f"{tmp_path / 'data_batch_3.bin'} is not a whole number of CIFAR-10 records of 3,073 bytes: download it again"
     )
 
 
@@ -222,8 +222,8 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
     ):
         path.write_bytes(pickle.dumps({"data": hostile, "labels": [1]}))
         text = message(lambda: load_data(f"cifar10:{tmp_path}"))
-        assert text.startswith(f"{path} is no batch of CIFAR-10's Python version: it names ")
-        assert text.endswith(", and only arrays, lists and texts are read")
+        assert text.startswith(f"{path} is not a batch of CIFAR-10's Python version: it names ")
+        assert text.endswith(", and only arrays, lists and strings are read")
     assert not victim.exists()
 
 
@@ -244,7 +244,7 @@ def test_bad_pickled_batches(tmp_path: Path, content: bytes, reason: str | None)
     path = tmp_path / "data_batch_2"
     path.write_bytes(content)
     text = message(lambda: load_data(f"cifar10:{tmp_path}"))
-    assert text.startswith(f"{path} is no batch of CIFAR-10's Python version: {reason or ''}")
+    assert text.startswith(f"{path} is not a batch of CIFAR-10's Python version: {reason or ''}")
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_bad_pickled_batches(tmp_path: Path, content: bytes, reason: str | None)
         ((2, 3072), [1], " does not hold one label for every image of 3 x 32 x 32 values"),
         ((2, 1024), [1, 2], " does not hold one label for every image of 3 x 32 x 32 values"),
         ((0, 3072), [], " does not hold one label for every image of 3 x 32 x 32 values"),
-        ((1, 3072), [2.5], " has labels that are no whole numbers"),
-        ((1, 3072), [10**30], " has labels that are no whole numbers"),
+        ((1, 3072), [2.5], " has labels that are not whole numbers"),
+        ((1, 3072), [10**30], " has labels that are not whole numbers"),
     ],
 )
 def test_bad_values_in_pickled_batches(tmp_path: Path, images: tuple[int, int], labels: list[Any], text: str) -> None:
@@ -275,14 +275,14 @@ def test_bad_parquet(tmp_path: Path) -> None:
         ([good, good[:2000]], [0, 1], "img", f"image 1 of {path} is broken: replace the file"),
         ([good, b"text"], [0, 1], "img", f"image 1 of {path} is broken: replace the file"),
         ([good, good], [0, 11], "img", f"{path}: label 11 is out of range: 10 classes have labels 0..9"),
-        ([good, good], [0, None], "img", f"{path} has labels that are no whole numbers"),
+        ([good, good], [0, None], "img", f"{path} has labels that are not whole numbers"),
         ([good], [0], "picture", f"{path} needs columns img and label, but has picture, label"),
     ):
         write_parquet(path, images, labels, column)
         write_parquet(tmp_path / "test.parquet", [good], [0])
         assert message(lambda: load_data(f"cifar10:{tmp_path}")) == text
     path.write_bytes(b"no parquet")
-    assert message(lambda: load_data(f"cifar10:{tmp_path}")).startswith(f"{path} is no parquet file: ")
+    assert message(lambda: load_data(f"cifar10:{tmp_path}")).startswith(f"{path} is not a parquet file: ")
     (tmp_path / "test.parquet").unlink()
     assert message(lambda: load_data(f"cifar10:{tmp_path}")) == (
         f"CIFAR-10 in {tmp_path} is incomplete: test.parquet is missing"
@@ -312,4 +312,4 @@ def test_a_pickle_that_asks_for_gigabytes_is_refused(tmp_path: Path) -> None:
     write_pickled(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")
     told = message(lambda: load_data(f"cifar10:{tmp_path}", options=SMALL))
-    assert told.endswith("is no batch of CIFAR-10's Python version: it asks for more memory than it can need")
+    assert told.endswith("is not a batch of CIFAR-10's Python version: it asks for more memory than it can need")

@@ -50,6 +50,11 @@ def folder_data(root: Path, **changes: Any) -> Data:
     return load_data(f"imagefolder:{root}", val_fraction=0.25, options=LoadOptions(**{**fields, **changes}))
 
 
+def test_images_that_are_enlarged_are_warned_about(root: Path) -> None:
+    with pytest.warns(UserWarning, match=r"enlarged to 32 x 32 pixels.* has 16 x 12: a size of 16 would cost less"):
+        folder_data(root, image_size=32)
+
+
 def test_parts_of_an_image_folder(root: Path) -> None:
     data = folder_data(root)
     assert (data.classes, data.shape) == (2, (3, 8, 8))

@@ -157,4 +157,4 @@ def test_values_that_are_no_numbers_are_not_scored_on(value: float, place: int) 
     pair[place][1, 0] = value
     with pytest.raises(BcnetError) as error:
         batches(from_loaders([tuple(pair)], [tuple(pair)]).val)
-    assert str(error.value) == "a loader for scoring gave values that are infinite or no numbers: clean its data"
+    assert str(error.value) == "a loader for scoring gave values that are infinite or NaN: clean its data"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
-from bcnet.utils.progress import Figures, Listener
+from bcnet.utils.progress import Listener
 
 
 class Heard(Listener):
@@ -15,7 +16,7 @@ class Heard(Listener):
         self.ended: dict[str, bool] = {}
         self._stop_at = stop_at
 
-    def step(self, name: str, done: int, total: int, figures: Figures) -> None:
+    def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
         self.steps[name].append(done)
         self.ended[name] = done == total
         if done == self._stop_at:

@@ -299,8 +299,8 @@ def test_pretrained_weights(monkeypatch: pytest.MonkeyPatch) -> None:
             assert loaded.classes == loaded.model[2].out_features == loaded.model[3].out_channels == wanted
     assert asked == [("timm", True, 1000), ("timm", True, 7), *[("torchvision", "DEFAULT", 1000)] * 2]
     assert error_of("torchvision:offline", None, None, True) == (
-        "the pretrained weights of torchvision:offline cannot be had (URLError: <urlopen error no route to host>): go "
-        "online once, so that they are cached, or give a file of weights"
+        "the pretrained weights of torchvision:offline cannot be loaded (URLError: <urlopen error no route to host>): "
+        "go online once, so that they are cached, or give a file of weights"
     )
     assert error_of("zoo:vgg19_cifar", None, None, True) == (
         "there are no pretrained weights of zoo:vgg19_cifar: give a file of weights, or take timm or torchvision"

@@ -166,7 +166,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "of a lying header": (raw((10**18).to_bytes(8, "little") + b'{"a":1}'), NEITHER),
     "a folder": (lambda file: file.mkdir(), "{file} is a folder: name the .safetensors or .pt file in it"),
     "not there": (lambda file: None, "there is no file {file}"),
-    "a pipe": (os.mkfifo, "{file} is no regular file, so it is not read"),
+    "a pipe": (os.mkfifo, "{file} is not a regular file, so it is not read"),
     "a whole network": (saved(network()), CODE.format("torch.nn.modules.container.Sequential")),
     "arguments": (saved({"args": argparse.Namespace(lr=1), "model": TRAINED}), CODE.format("argparse.Namespace")),
 }

@@ -29,8 +29,8 @@ def test_verdict_names_gain_and_price():
     data = example()
     assert words.headline(data) == "49% of the FLOPs for 0.23\N{NO-BREAK SPACE}points of accuracy"
     assert words.verdict(data) == [
-        "Within flops=50%, the slim network of torchvision:resnet50 reaches 76.38% accuracy on the test images of "
-        "imagefolder:/data/birds & bees; the full network reaches 76.61%.",
+        "Within flops=50%, the slim network reaches 76.38% accuracy on the test images; the full network "
+        "reaches 76.61%.",
         "At the same budget, scaling all layers alike gives 75.24%, 1.14\N{NO-BREAK SPACE}points less.",
     ]
 
@@ -51,7 +51,7 @@ def test_a_search_in_vain_is_called_that():
     sentences = words.verdict(with_score(example(), found=0.70))
     assert sentences[1:] == [
         "At the same budget, scaling all layers alike gives 75.24%, 5.24\N{NO-BREAK SPACE}points more.",
-        "So the search was not worth it here: train for longer, or take the better one.",
+        "So the search was not worth it here: train for longer, or take the better network.",
     ]
 
 
@@ -108,6 +108,21 @@ def test_a_point_of_the_front_says_how_to_have_it():
     assert command == f"bcnet pick 'my runs/a' --budget flops={front['x'][0]:.0f}"
 
 
+def test_a_point_of_a_run_from_python_is_had_from_python():
+    """`bcnet pick` has no way to the network and its data there."""
+    front = charts.front(replace(example(), in_python=True))["data"][1]
+    _, command = front["customdata"][0]
+    budget = f"flops={front['x'][0]:.0f}"
+    assert command == f'bcnet.slim(model, example, train, val, budget="{budget}", recipe="recipe.yaml")'
+
+
+def test_uniform_widths_that_win_the_race_are_called_that():
+    data = example()
+    uniform = replace(data.networks["uniform"], widths=data.found.widths, score=data.found.score)
+    data = replace(data, networks={**data.networks, "uniform": uniform})
+    assert "At the same budget, scaling all layers alike is what ships, under another name." in words.verdict(data)
+
+
 def test_a_page_has_about_2_mb():
     assert len(render(example())) < 2**21
 
@@ -159,8 +174,8 @@ def test_losses_of_a_supernet_are_drawn_downwards():
     assert best["y"][-1] == pytest.approx(-data.chosen.score)
     assert "%" not in best["hovertemplate"].removeprefix("after %{x}: %{y:.4g}")
     lower = -0.9 - data.chosen.score
-    text = f"its loss is {abs(lower):.3g} {'above' if lower > 0 else 'below'} that of uniform scaling, scored alike."
-    assert text in render(data)
+    where = "above" if lower > 0 else "below"
+    assert f"its loss is {abs(lower):.3g} {where} that of uniform scaling, scored the same way." in render(data)
 
 
 def test_law_shows_what_every_width_is_worth():
@@ -287,4 +302,4 @@ def test_results_that_do_not_belong_together(finished, tmp_path):
 def test_folder_of_no_run(tmp_path):
     with pytest.raises(BcnetError) as error:
         write_report(tmp_path)
-    assert str(error.value) == f"{tmp_path} is no folder of a run: run.json and recipe.yaml are looked for"
+    assert str(error.value) == f"{tmp_path} is not the folder of a run: it has neither run.json nor recipe.yaml"

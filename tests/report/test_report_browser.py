@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from report_example import example
 
-from bcnet.report import render
+from bcnet.report import charts, render
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -89,6 +89,20 @@ def test_hovering_over_a_bar_names_its_layers(page):
     label = page.locator("#retained .hoverlayer .hovertext")
     label.first.wait_for()
     assert "layer6.add & co" in label.first.text_content()
+
+
+def test_a_click_on_the_front_gives_a_command_to_copy(page):
+    """On whichever point of the front is hit: points lie close together on a phone."""
+    front = page.locator("#front .scatterlayer .trace").nth(1).locator(".point")
+    front.first.scroll_into_view_if_needed()
+    box = front.first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.up()
+    page.locator("#picked").wait_for()
+    command = page.locator("#picked pre").text_content()
+    assert command in [customdata[1] for customdata in charts.front(example())["data"][1]["customdata"]]
+    assert command.startswith("bcnet pick ")
 
 
 def test_another_variable_can_be_picked(page):

@@ -224,7 +224,7 @@ def test_a_folder_with_something_in_it_is_left_alone(finished: Run, tmp_path: Pa
     assert str(caught.value) == f"{tmp_path} holds other files: choose an empty folder"
     with pytest.raises(BcnetError) as caught:
         Run.open(tmp_path)
-    assert str(caught.value) == f"{tmp_path} is no folder of a run: run.json and recipe.yaml are looked for"
+    assert str(caught.value) == f"{tmp_path} is not the folder of a run: it has neither run.json nor recipe.yaml"
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_a_changed_recipe_is_checked() -> None:
             "random.epochs is 50, but it must be at most retrain.epochs, 10",
         ),
         ("seed: 1\nseed: 2", "seed is written twice: keep one of them"),
-        ("about: [", "this is no YAML: expected the node content, but found '<stream end>' in line 3"),
+        ("about: [", "this is not YAML: expected the node content, but found '<stream end>' in line 3"),
         ("about: !!python/object/apply:os.getcwd []", None),
     ],
 )
@@ -163,9 +163,9 @@ LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{f'*{a}, ' * 9}]\n" for a, b in
         (LAUGHS, "this YAML has over 16 aliases, more than are read"),
         ("".join(f"k{n}: 1\n" for n in range(6000)), "this YAML has over 2,000 values, more than are read"),
         ("a: " + "x" * 100_000, "this YAML has 100,003 characters, and at most 65,536 are read"),
-        ("about: 2001-99-99", "this is no YAML that can be read: month must be in 1..12"),
-        (f"seed: {'9' * 5000}", "this is no YAML that can be read: Exceeds the limit (4300 digits) for integer string"),
-        ("? [a, b]\n: 1", "this is no YAML: "),
+        ("about: 2001-99-99", "this YAML cannot be read: month must be in 1..12"),
+        (f"seed: {'9' * 5000}", "this YAML cannot be read: Exceeds the limit (4300 digits) for integer string"),
+        ("? [a, b]\n: 1", "this is not YAML: "),
     ],
 )
 def test_bombs_are_refused_in_no_time(text: str, sentence: str) -> None:

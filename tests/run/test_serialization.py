@@ -161,7 +161,7 @@ def test_truncated_description(copied):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(BcnetError) as error:
         load(copied, model=Own)
-    assert str(error.value) == f"{path} is no JSON text, perhaps cut short: export the network again"
+    assert str(error.value) == f"{path} is not JSON, perhaps cut short: export the network again"
 
 
 def test_a_description_that_was_changed(copied):
@@ -244,7 +244,7 @@ def resaved(folder, change):
         ),
         (
             lambda t: {**t, "last.bias": t["last.bias"] * float("nan")},
-            "holds weights that are infinite or no numbers: 'last.bias' has some",
+            "holds weights that are infinite or NaN: 'last.bias' has some",
         ),
         (
             lambda t: {**t, "more": torch.ones(1)},
@@ -265,7 +265,7 @@ def test_a_network_with_weights_that_are_no_numbers_is_not_saved(own, tmp_path):
     with pytest.raises(BcnetError) as error:
         save(tmp_path, network, own[2])
     assert str(error.value) == (
-        "the network cannot be saved: 'norm.running_mean' holds values that are infinite or no numbers"
+        "the network cannot be saved: 'norm.running_mean' holds values that are infinite or NaN"
     )
 
 

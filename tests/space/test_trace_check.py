@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,3 +141,104 @@ class NeedsTwo(Tiny):
 def test_a_batch_size_that_does_not_run_names_the_layer() -> None:
     with pytest.raises(BcnetError, match=r"^view \(aten::view\) does not run at a batch of 3: shape "):
         trace(NeedsTwo().double(), X)
+
+
+class Seldom(Tiny):
+    """Draws from Python, which a graph cannot."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+class Noisy(Tiny):
+    """Draws from torch, as its graph does."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+def test_a_network_that_answers_otherwise_than_its_graph_is_told() -> None:
+    with pytest.warns(
+        UserWarning, match=r"^Seldom answers otherwise than its graph on the same input: its forward must"
+    ):
+        trace(Seldom().double(), X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trace(Noisy().double(), X).own_class
+
+
+class Chosen(Tiny):
+    """As many images as have something to show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Conv2d(12, 12, 1)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.inner(x[x.flatten(1).amax(1).nonzero()[:, 0]])
+
+
+def test_flops_that_depend_on_values_are_told() -> None:
+    sentence = (
+        r"^inner \(aten::conv2d\) works on as many rows as the values of its input say, and its FLOPs are counted"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        space = trace(Chosen().double(), X)
+    assert space.names == ("stem.0", "inner")
+
+
+class Branching(Tiny):
+    def body(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))  # type: ignore[no-any-return]
+
+
+def test_what_is_no_operator_of_a_table_cannot_be_taught() -> None:
+    sentence = r"^bcnet does not know the operator cond .*; write that part with plain operators if its channels should"
+    with (
+        pytest.warns(UserWarning, match=sentence),
+        pytest.raises(BcnetError, match="operator cond is unknown to bcnet"),
+    ):
+        trace(Branching().double(), X)
+
+
+class HalfPrecision(Tiny):
+    """A block in another precision, which is asserted where it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = conv(12, 12)
+
+    def body(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.inner(x)
+        return y.to(x.dtype)
+
+
+def test_a_block_of_autocast_is_traced() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        space = trace(HalfPrecision(), X.float())
+        assert space.own_class
+    assert space.names == ("stem.0", "inner.0")
+    torch.testing.assert_close(space.build(space.min).eval()(X.float()).shape, torch.Size([2, 5]))
+
+
+class Lazy(Tiny):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.LazyLinear(5)
+
+
+class Silent(Tiny):
+    def forward(self, x: Tensor) -> str:  # type: ignore[override]
+        return "nothing"
+
+
+def test_what_is_not_ready_says_so() -> None:
+    sentence = (
+        r"^Lazy has layers that take their sizes from the first input: run it once on the example input, then trace"
+    )
+    with pytest.raises(BcnetError, match=sentence):
+        trace(Lazy(), X.float())
+    with pytest.raises(BcnetError, match=r"^Silent gives no tensor: its forward must return its outputs$"):
+        trace(Silent().double(), X)

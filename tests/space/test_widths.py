@@ -136,10 +136,10 @@ def test_variable_knows_its_largest_and_base_width_and_keeps_plain_integers():
         ((0, 1), 1, "variable 'stem' needs ascending candidates of at least 1, got [0, 1]"),
         ((2, 2), 1, "variable 'stem' needs ascending candidates of at least 1, got [2, 2]"),
         ((4, 2), 1, "variable 'stem' needs ascending candidates of at least 1, got [4, 2]"),
-        ((1.0, 2.5), 1, "variable 'stem' has candidates that are no whole numbers"),
-        (("2",), 1, "variable 'stem' has candidates that are no whole numbers"),
-        ((4, 6), 4, "variable 'stem' has candidates that are no multiples of its unit 4"),
-        ((4, 6), 0, "variable 'stem' has candidates that are no multiples of its unit 0"),
+        ((1.0, 2.5), 1, "variable 'stem' has candidates that are not whole numbers"),
+        (("2",), 1, "variable 'stem' has candidates that are not whole numbers"),
+        ((4, 6), 4, "variable 'stem' has candidates that are not multiples of its unit 4"),
+        ((4, 6), 0, "variable 'stem' has candidates that are not multiples of its unit 0"),
         ((10**30,), 1, "variable 'stem' is too wide: a width variable may have at most 1048576"),
     ],
 )
@@ -237,8 +237,8 @@ def test_encode_and_decode_are_inverse(space, seed):
 
 def test_encode_and_decode_name_what_is_wrong():
     space = small_space()
-    assert message(space.encode, [3, 8]) == "width 3 is no candidate of variable 'stem': [2, 4, 6]"
-    assert message(space.encode, [[2, 8], [1, 8]]) == "width 1 is no candidate of variable 'stem': [2, 4, 6]"
+    assert message(space.encode, [3, 8]) == "width 3 is not a candidate of variable 'stem': [2, 4, 6]"
+    assert message(space.encode, [[2, 8], [1, 8]]) == "width 1 is not a candidate of variable 'stem': [2, 4, 6]"
     assert message(space.decode, [0]) == "this space has 2 width variables, so indices need that many columns"
     assert message(space.decode, 0) == "this space has 2 width variables, so indices need that many columns"
     assert message(space.decode, [3, 0]) == "an index lies outside its variable's candidates"
@@ -333,10 +333,10 @@ def text_of(**changes) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "this is no JSON text of a width space"),
-        (small_space().to_json()[:-5], "this is no JSON text of a width space"),
-        ("[" * 100_000, "this is no JSON text of a width space"),
-        ("9" * 10_000, "this is no JSON text of a width space"),
+        ("", "this is not the JSON text of a width space"),
+        (small_space().to_json()[:-5], "this is not the JSON text of a width space"),
+        ("[" * 100_000, "this is not the JSON text of a width space"),
+        ("9" * 10_000, "this is not the JSON text of a width space"),
         ("[]", "this JSON does not describe a width space"),
         ("{}", "this JSON does not describe a width space"),
         (text_of(format="other"), "this JSON does not describe a width space"),
@@ -358,10 +358,10 @@ def text_of(**changes) -> str:
         (text_of(variables=[ROW | {"layers": "conv1"}]), BAD_ROW),
         (text_of(variables=[ROW | {"layers": [1]}]), BAD_ROW),
         (text_of(variables=[ROW | {"unit": True}]), BAD_ROW),
-        (text_of(variables=[ROW | {"unit": 3}]), "variable 'stem' has candidates that are no multiples of its unit 3"),
+        (text_of(variables=[ROW | {"unit": 3}]), "variable 'stem' has candidates that are not multiples of its unit 3"),
         (
             text_of(variables=[ROW | {"unit": 10**4000}]),
-            "variable 'stem' has candidates that are no multiples of its unit 10000000000000000000",
+            "variable 'stem' has candidates that are not multiples of its unit 10000000000000000000",
         ),
         (
             text_of(variables=[ROW | {"candidates": [10**30]}]),

@@ -129,7 +129,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(BcnetError) as error:
         train_supernet(toy.supernet(), source, toy.config(warmup=0), folder=tmp_path)
     assert str(error.value) == (
-        "the loss became infinite or no number by step 4 (learning rate 0.08536): "
+        "the loss became infinite or NaN by step 4 (learning rate 0.08536): "
         f"the last good checkpoint is in {tmp_path}; lower lr, add warmup or clip the gradient"
     )
     tree = checkpoint.unpack(*checkpoint.load(tmp_path))
@@ -142,7 +142,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
     """A finite loss whose gradient is not: the root of zero."""
     task = Task(lambda o, y: F.cross_entropy(o, y) + (0 * o).sqrt().sum(), lambda o, y: o[:, 0])
-    with pytest.raises(BcnetError, match=r"^the weights became infinite or no number by step 1 .*: nothing was saved"):
+    with pytest.raises(BcnetError, match=r"^the weights became infinite or NaN by step 1 .*: nothing was saved"):
         train_supernet(toy.supernet(), toy.source(), toy.config(clip=0), task, tmp_path)
     assert not list(tmp_path.glob("checkpoint-*"))
 

@@ -186,6 +186,8 @@ class _Compiler:
     def compile(self) -> Program:
         if len(self.graph.inputs) != 1:
             raise Unsupported(f"it takes {len(self.graph.inputs)} inputs")
+        if self.graph.functions or self.graph.lost:
+            raise Unsupported("it has gradients of its own")
         outputs: Any = ()
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":

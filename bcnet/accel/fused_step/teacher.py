@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -49,7 +50,7 @@ class Teacher:
             self.answer = FusedAnswers(network, example, kernels, dtype)
         except (Unsupported, BcnetError, RuntimeError) as error:
             warnings.warn(f"the teacher answers without fused kernels: {first_line(error)}", stacklevel=2)
-            self.answer = network
+            self.answer = partial(_as_it_is, network)
 
     def prepare(self, x: Tensor) -> None:
         if isinstance(self.answer, FusedAnswers):
@@ -57,16 +58,20 @@ class Teacher:
 
     @torch.no_grad()
     def ask(self, x: Tensor) -> Any:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-            if self._stream is None:
-                return self.answer(x)
-            self._stream.wait_stream(torch.cuda.current_stream(x.device))
-            with torch.cuda.stream(self._stream):
-                return self.answer(x)
+        if self._stream is None:
+            return self.answer(x)
+        self._stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(self._stream):
+            return self.answer(x)
 
     def wait(self) -> None:
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+def _as_it_is(network: nn.Module, x: Tensor) -> Any:
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+        return network(x)
 
 
 class FusedAnswers:

@@ -137,21 +137,13 @@ def _output(p, here, t, v, scale, shift, s, q, PRE: tl.constexpr, ACT: tl.conste
 
 
 @triton.jit
-def _row(
-    x, first, r, W, w, c, valid, inside, x_row, scale, shift,
-    J: tl.constexpr, PRE: tl.constexpr, ACT: tl.constexpr,
-):  # fmt: skip
-    """Row r of the images, J columns to the right, zero outside; with PRE normalised and activated."""
+def _row(dy, first, r, W, w, c, valid, inside, C, J: tl.constexpr):
+    """Row r of the outputs' gradient, J columns to the right, zero outside."""
     there = valid
     if J != 0:
         there = valid & (w + J >= 0) & (w + J < W)
     there = there[:, None] & inside[None, :]
-    v = tl.load(x + (first + (r * W + J))[:, None] * x_row + c[None, :], mask=there, other=0.0).to(tl.float32)
-    if PRE:
-        v = activate(v * scale[None, :] + shift[None, :], ACT)
-        if J != 0:
-            v = tl.where(there, v, 0.0)
-    return v
+    return tl.load(dy + (first + (r * W + J))[:, None] * C + c[None, :], mask=there, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -201,9 +193,9 @@ def depthwise_rows_back(
             z = tl.where(here, activate(v * scale[None, :] + shift[None, :], ACT), 0.0)
         for r in range(H + 1):
             reached = valid & (tl.zeros_like(w) + r < H)  # a tensor, as r is a plain number in the interpreter
-            right = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, 1, False, 0)
-            middle = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, 0, False, 0)
-            left = _row(dy, first, r, W, w, c, reached, inside, C, scale, shift, -1, False, 0)
+            right = _row(dy, first, r, W, w, c, reached, inside, C, 1)
+            middle = _row(dy, first, r, W, w, c, reached, inside, C, 0)
+            left = _row(dy, first, r, W, w, c, reached, inside, C, -1)
             follows = (valid & (tl.zeros_like(w) + r + 1 < H))[:, None] & inside[None, :]
             v_new = tl.load(x + (first + (r + 1) * W)[:, None] * x_row + c[None, :], mask=follows, other=0.0)
             v_new = v_new.to(tl.float32)

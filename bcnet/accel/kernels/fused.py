@@ -39,7 +39,6 @@ class Tuning:
     half_back: Tile = (16, 32, 4)
     pointwise: Tile = (128, 64, 4)
     pointwise_back: Tile = (64, 32, 4)
-    pointwise_back_registers: int | None = None
     programs: int = 132 * 8
     tables: tuple[int, int] = (64, 128)
     """Programs that share the copying of one parameter, and of one gradient."""
@@ -270,7 +269,6 @@ def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: T
          x.side // a, x.row // a, x.rows, x.channels // a, dy.channels // ao, norm.eps, each),
         (norm.act, a, ao, _wide(x), rows, block, max(16, _power(dy.channels))),
         warps if dy.channels <= 64 else 8,
-        tuning.pointwise_back_registers,
     )  # fmt: skip
     return Rows.whole(dx)
 

@@ -36,15 +36,14 @@ class Request(NamedTuple):
     arguments: tuple[Any, ...]
     constants: tuple[Any, ...]
     warps: int
-    registers: int | None
 
     def key(self, device: int) -> Any:
-        return self.constants, self.warps, self.registers, device
+        return self.constants, self.warps, device
 
     def compile(self) -> Any:
         """By Triton, on the current device; nothing is launched."""
-        function, options = self.kernel.function, _options(self.warps, self.registers)
-        return function.warmup(*self.arguments, *self.constants, grid=self.grid, **options)
+        function = self.kernel.function
+        return function.warmup(*self.arguments, *self.constants, grid=self.grid, num_warps=self.warps)
 
 
 _noted: list[Request] | None = None
@@ -99,38 +98,31 @@ class Kernel:
         arguments: tuple[Any, ...],
         constants: tuple[Any, ...],
         warps: int = 4,
-        registers: int | None = None,
     ) -> None:
-        """Launch on the current device and stream; ``constants`` follow the arguments. A thread takes at most
-        ``registers``."""
+        """Launch on the current device and stream; ``constants`` follow the arguments."""
         if _noted is not None:
             types = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in arguments)
-            _noted.append(Request(self, grid, types, constants, warps, registers))
+            _noted.append(Request(self, grid, types, constants, warps))
             return
-        options = _options(warps, registers)
         if not DIRECT:
-            self._compiled(grid, (*arguments, *constants), options)
+            self._compiled(grid, (*arguments, *constants), warps)
             return
         device = torch._C._cuda_getDevice()
-        key = (constants, warps, registers, device)
+        key = (constants, warps, device)
         binary = self._binaries.get(key)
         if binary is None:
-            self.keep(key, self._compiled(grid, (*arguments, *constants), options))
+            self.keep(key, self._compiled(grid, (*arguments, *constants), warps))
         else:
             launch, fixed = binary
             launch(*grid, torch._C._cuda_getCurrentRawStream(device), *fixed, *arguments, *constants)
 
-    def _compiled(self, grid: tuple[int, int, int], arguments: tuple[Any, ...], options: dict[str, int]) -> Any:
+    def _compiled(self, grid: tuple[int, int, int], arguments: tuple[Any, ...], warps: int) -> Any:
         """Launch Triton's way. That a kernel does not compile, or asks for more than the GPU has, is a RuntimeError."""
         try:
-            return self.function[grid](*arguments, **options)
+            return self.function[grid](*arguments, num_warps=warps)
         except TritonError as error:
             name, why = self.function.__name__, first_line(error)
             raise RuntimeError(f"the kernel {name} does not compile here: {why:.120}") from error
-
-
-def _options(warps: int, registers: int | None) -> dict[str, int]:
-    return {"num_warps": warps} if registers is None else {"num_warps": warps, "maxnreg": registers}
 
 
 def _binary(compiled: Any) -> tuple[Any, tuple[Any, ...]]:

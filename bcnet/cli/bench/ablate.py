@@ -59,8 +59,17 @@ def ablate(
         print_json(found)
         return
     cells = [
-        (r["ablation"], r["variant"], f"{r['mean']:.2f}", "-" if r["half"] is None else f"± {r['half']:.2f}")
+        (
+            r["ablation"],
+            r["variant"],
+            "-" if r["mean"] is None else f"{r['mean']:.2f}",
+            "-" if r["half"] is None else f"± {r['half']:.2f}",
+        )
         for r in found
     ]
     table(f"{chosen.model}, {', '.join(chosen.budgets)}", ["ablation", "variant", "accuracy %", "95 %"], cells)
+    for r in (r for r in found if "failure" in r):
+        typer.echo(
+            f"{r['ablation']}, {r['variant']}: {r['failed']} of {len(numbers)} seeds found nothing: {r['failure']}"
+        )
     typer.echo(f"details: {out}")

@@ -82,7 +82,7 @@ def find(run: Run) -> None:
     _write(run, found, notes, ranked_by, start)
 
 
-def _scored(scorer: SharedEvaluator | CutScorer, widths: dict[str, Widths]) -> dict[str, float]:
+def _scored(scorer: Evaluator | CutScorer, widths: dict[str, Widths]) -> dict[str, float]:
     """The scores of configurations by name, where they have one."""
     found = {name: scorer.score(row) for name, row in widths.items()}
     return {name: score for name, score in found.items() if np.isfinite(score)}

@@ -1,7 +1,8 @@
-"""What a rule works with: the call of an operator, and the ways channels of its tensors can meet."""
+"""What a rule works with: the call of an operator, and the ways in which channels of its tensors can meet."""
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,35 +13,27 @@ from torch import Tensor
 from bcnet.space.labels import Links, Value, shrink, varying, vector
 
 
-class Asked(dict[str, Any]):
-    """Arguments of a call by name that remember which of them a rule has asked for."""
+class Asked(UserDict[str, Any]):
+    """The arguments of a call by name; remembers the ``names`` of those that a rule has asked for."""
 
     def __init__(self, args: Mapping[str, Any]):
-        super().__init__(args)
         self.names: set[str] = set()
+        super().__init__(args)
 
     def __getitem__(self, name: str) -> Any:
         self.names.add(name)
         return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.names.add(name)
-        return super().get(name, default)
-
-    def values(self) -> Any:
-        self.names.update(self)
-        return super().values()
 
 
 @dataclass(frozen=True)
 class Call:
     """One operator call: its arguments by the names of its schema, tensors as :class:`Value`.
 
-    ``run`` runs the operator on another first tensor; ``batch`` is the batch size where the number of groups is that.
+    ``run`` runs the operator on another first tensor; ``batch`` is the batch size if that is the number of groups.
     """
 
     links: Links
-    args: dict[str, Any]
+    args: Mapping[str, Any]
     shapes: tuple[tuple[int, ...], ...]
     where: str
     run: Callable[..., Any]
@@ -56,9 +49,9 @@ class Call:
         assert isinstance(found, Value), f"{name} of {self.where} is no tensor"
         return found
 
-    def axis(self, name: str = "dim", of: str = "self") -> int:
-        """The argument ``name``, an axis of the tensor ``of``, counted from the front."""
-        return int(self.args[name]) % max(1, len(self.value(of).shape))
+    def axis(self, name: str = "dim") -> int:
+        """The argument ``name``, an axis of the tensor ``self``, counted from the front."""
+        return int(self.args[name]) % max(1, len(self.value("self").shape))
 
     def values(self) -> list[Value]:
         """All tensors among the arguments."""
@@ -77,12 +70,12 @@ class Call:
         """Two axes of equal size must keep the same channels."""
         if a is None or b is None:
             return
-        left, right = labels_along(a, axis_a), labels_along(b, axis_b)
-        if left is None and right is None:
-            return
-        none = torch.zeros(a.shape[axis_a], dtype=torch.int64)
-        why = f"{self.where} joins it with a fixed axis"
-        self.links.link(none if left is None else left, none if right is None else right, why)
+        self.links.link(row(a, axis_a), row(b, axis_b), f"{self.where} joins it with a fixed axis")
+
+    def alike(self, value: Value, axis: int, parts: int, why: str) -> None:
+        """``parts`` of equal size that an axis is cut into must keep the same channels."""
+        rows = row(value, axis).reshape(parts, -1)
+        self.links.link(rows, rows[:1], f"{self.where} {why}")
 
     def carry(self, value: Value, shape: tuple[int, ...] | None = None) -> Value:
         """``value`` with other extents on axes its labels do not vary along (pooling, padding, resizing)."""
@@ -105,6 +98,16 @@ class Call:
         for layer in what.layers if isinstance(what, Value) else (what,):
             self.links.fix(layer, f"{self.where}: {why}")
 
+    def fixed_along(self, value: Value, axes: set[int], why: str) -> Value:
+        """Keep all channels that lie along ``axes``; returns ``value`` with only its other channels."""
+        free = []
+        for layer in value.layers:
+            if axes.isdisjoint(varying(layer)):
+                free.append(layer)
+            else:
+                self.fixed(layer, why)
+        return Value(value.shape, tuple(free))
+
 
 def together(links: Links, values: Sequence[Value], shape: tuple[int, ...], where: str) -> Value:
     """Broadcast ``values`` to ``shape`` and link labels that meet; labels that meet none are fixed."""
@@ -112,9 +115,9 @@ def together(links: Links, values: Sequence[Value], shape: tuple[int, ...], wher
     layers: list[Tensor] = []
     seen: list[tuple[int, ...]] = []
     for value in values:
-        padded = (1,) * (len(shape) - len(value.shape)) + value.shape
+        padded = leading(value.shape, len(shape))
         earlier, unmet = tuple(layers), list(layers)  # layers of one value do not meet each other
-        for layer in (own.reshape(padded).expand(shape) for own in value.layers):
+        for layer in spread(value, shape):
             axes = set(varying(layer))
             met = [other for other in earlier if axes & set(varying(other))]
             if any(torch.equal(*shrink(layer, other)) for other in met):
@@ -134,7 +137,23 @@ def together(links: Links, values: Sequence[Value], shape: tuple[int, ...], wher
     return Value(shape, tuple(layers))
 
 
-def labels_along(value: Value | None, axis: int) -> Tensor | None:
+def leading(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """A shape with axes of size 1 in front, as broadcasting adds them."""
+    return (1,) * (rank - len(shape)) + shape
+
+
+def spread(value: Value, shape: tuple[int, ...]) -> list[Tensor]:
+    """The layers of a value that is broadcast to ``shape``."""
+    padded = leading(value.shape, len(shape))
+    return [layer.reshape(padded).expand(shape) for layer in value.layers]
+
+
+def labels_along(value: Value, axis: int) -> Tensor | None:
     """The labels (n,) along ``axis``, or None where the axis carries none."""
-    found = [layer for layer in value.layers if axis in varying(layer)] if value is not None else []
-    return vector(found[0], axis) if found else None
+    return next((vector(layer, axis) for layer in value.layers if axis in varying(layer)), None)
+
+
+def row(value: Value, axis: int) -> Tensor:
+    """The labels (n,) along ``axis``, 0 where it carries none."""
+    found = labels_along(value, axis)
+    return torch.zeros(value.shape[axis], dtype=torch.int64) if found is None else found

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
 
-from bcnet.space.labels import Value, along, varying, vector
-from bcnet.space.operators.base import Call, labels_along, together
+from bcnet.space.labels import Value, varying
+from bcnet.space.operators.base import Call, row, together
 from bcnet.space.operators.products import drops_whole_groups, group_size
 from bcnet.space.operators.table import Hole, Site, rule
 
@@ -23,14 +24,13 @@ def batch_norm(call: Call) -> Value:
     return x
 
 
-@rule("aten::group_norm", sizes=lambda site: group_size(site, "num_groups", site.out[1]))
+@rule("aten::group_norm", sizes=lambda site: group_size(site, "num_groups", site.out[1], site.out[1]))
 def group_norm(call: Call) -> Value:
     x, groups = call.value("input"), int(call.args["num_groups"])
-    labels = labels_along(x, 1)
     for name in ("weight", "bias"):
         call.agree(x, 1, call.args.get(name), 0)
-    if labels is not None and groups > 1:
-        rows = labels.reshape(groups, -1)
+    if groups > 1:
+        rows = row(x, 1).reshape(groups, -1)
         whole = drops_whole_groups(groups, rows.shape[1], rows.shape[1])
         call.links.link(rows, rows[:, :1] if whole else rows[:1], f"{call.where} normalises it in groups")
     return x
@@ -64,7 +64,7 @@ _POINTWISE = "hardsigmoid selu celu mish log_sigmoid rrelu softsign tanhshrink h
 @rule("aten::silu", fuses="silu")
 @rule("aten::add", fuses="add")
 def pointwise(call: Call) -> Value:
-    """Pointwise functions that torch does not tag as such, or of which there is more to say."""
+    """Pointwise functions that torch does not tag as such, or about which there is more to say."""
     return call.together()
 
 
@@ -73,7 +73,7 @@ _LOSSES = "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binar
 
 @rule(*(f"aten::{name}" for name in _LOSSES.split()))
 def loss(call: Call) -> Value:
-    """Element for element, and then perhaps their mean."""
+    """Element by element, and perhaps then reduced."""
     x, target = call.value("self"), call.value("target")
     joined = together(call.links, [x, target], torch.broadcast_shapes(x.shape, target.shape), call.where)
     return joined if joined.shape == call.shape else Value(call.shape)
@@ -96,16 +96,16 @@ upsample_bilinear2d"""
 @rule(*(f"aten::{name}" for name in _SAME.split()))
 @rule(*(f"aten::{name}" for name in _SAME_SHARED.split()), shares="channels")
 @rule("aten::dropout", shares="channels", fuses="dropout")
-def same(call: Call) -> Value | list[Value]:
-    """Channels pass through untouched; extents of other axes may change."""
+def same(call: Call) -> list[Value]:
+    """Channels pass through unchanged; other axes may change their size."""
     x = call.values()[0]
-    return [call.carry(x, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(x)
+    return [call.carry(x, shape) for shape in call.shapes]
 
 
 @rule("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::to", "aten::_to_copy")
 @rule("aten::contiguous", "aten::clone", "aten::detach", shares="channels")
 def copied(call: Call) -> Value:
-    """The tensor itself, numbers of channels included."""
+    """The tensor itself, indices of channels included."""
     x = call.values()[0]
     return replace(call.carry(x), numbers=x.numbers)
 
@@ -120,40 +120,29 @@ _POOLS = [f"aten::{kind}{d}d" for d in (1, 2, 3) for kind in ("avg_pool", "max_p
 _MAX_POOLS = [name for d in (1, 2, 3) for name in (f"aten::max_pool{d}d_with_indices", f"aten::adaptive_max_pool{d}d")]
 
 
-@rule("aten::adaptive_avg_pool2d", shares="channels", fuses="pool")  # the last word, as decorators go upwards
+@rule("aten::adaptive_avg_pool2d", shares="channels", fuses="pool")  # this one counts: decorators apply upwards
 @rule(*_POOLS, shares="channels")
 @rule(*_MAX_POOLS)
-def pool(call: Call) -> Value | list[Value]:
+def pool(call: Call) -> list[Value]:
     """As :func:`same`; a window that slides over the channels themselves (local response norm) belongs to its middle
     one."""
-    x = call.values()[0]
-    moved = _middles(call, x)
-    return [call.carry(moved, shape) for shape in call.shapes] if len(call.shapes) > 1 else call.carry(moved)
+    moved = _middles(call, call.values()[0])
+    return [call.carry(moved, shape) for shape in call.shapes]
 
 
 def _middles(call: Call, x: Value) -> Value:
     """``x`` without the channels at both ends that are no window's middle, where a pool runs over channels."""
-    kernel, shape = call.args.get("kernel_size"), list(x.shape)
-    layers: list[tuple[int | None, torch.Tensor]] = []
-    for layer in x.layers:
-        axes = varying(layer)
-        place = axes[0] - len(x.shape) if len(axes) == 1 else 0
-        if isinstance(kernel, (list, tuple)) and place and -place <= len(kernel):
-            length, size = int(kernel[place]), call.shape[axes[0]]
-            stride = call.args.get("stride") or kernel
-            if length > 1 and int(stride[place]) == 1 and size == x.shape[axes[0]] - length + 1:
-                layers.append((axes[0], vector(layer, axes[0])[length // 2 :][:size]))
-                shape[axes[0]] = size
-                continue
-        layers.append((None, layer))
-    placed = [v if a is None else along(v, a, shape) for a, v in layers]
-    return Value(tuple(shape), tuple(p if p.shape == tuple(shape) else _cut(p, shape) for p in placed))
-
-
-def _cut(layer: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    for axis, n in enumerate(shape):
-        layer = layer.narrow(axis, 0, n)
-    return layer
+    kernel = call.args.get("kernel_size")
+    if not isinstance(kernel, (list, tuple)):
+        return x
+    stride = call.args.get("stride") or kernel
+    for axis in {axis for layer in x.layers if len(varying(layer)) == 1 for axis in varying(layer)}:
+        place = axis - len(x.shape)
+        if -place <= len(kernel) and int(kernel[place]) > 1 and int(stride[place]) == 1:
+            length, size = int(kernel[place]), call.shape[axis]
+            if size == x.shape[axis] - length + 1:
+                x = x.map(partial(torch.narrow, dim=axis, start=length // 2, length=size))
+    return x
 
 
 @rule("aten::prelu", "aten::_prelu_kernel")
@@ -167,21 +156,14 @@ def prelu(call: Call) -> Value:
 @rule("aten::glu")
 def glu(call: Call) -> Value:
     x, dim = call.value("self"), call.axis()
-    labels = labels_along(x, dim)
-    if labels is not None:
-        halves = labels.reshape(2, -1)
-        call.links.link(halves, halves[:1], f"{call.where} splits it into equal parts")
+    call.alike(x, dim, 2, "splits it into equal parts")
     return x.map(lambda t: t.narrow(dim, 0, x.shape[dim] // 2))
 
 
 @rule("aten::topk", "aten::sort", "aten::argsort", "aten::cummax", "aten::cummin")
 def ordered(call: Call) -> list[Value]:
-    """Elements put in order along one axis, of which all must stay."""
-    x, dim = call.value("self"), call.axis()
-    for layer in x.layers:
-        if dim in varying(layer):
-            call.fixed(layer, "it puts these channels in order")
-    kept = Value(x.shape, tuple(layer for layer in x.layers if dim not in varying(layer)))
+    """Elements sorted along one axis, all of which must stay."""
+    kept = call.fixed_along(call.value("self"), {call.axis()}, "it puts these channels in order")
     return [call.carry(kept, shape) for shape in call.shapes]
 
 
@@ -193,20 +175,13 @@ def fourier(call: Call) -> Value:
     """Fourier transforms mix the axes they run over."""
     x, dims = call.value("self"), call.args.get("dim")
     axes = range(len(x.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
-    mixed = {a % len(x.shape) for a in axes}
-    for layer in x.layers:
-        if mixed & set(varying(layer)):
-            call.fixed(layer, "it mixes these channels")
-    return call.carry(Value(x.shape, tuple(layer for layer in x.layers if not mixed & set(varying(layer)))))
+    return call.carry(call.fixed_along(x, {a % len(x.shape) for a in axes}, "it mixes these channels"))
 
 
 @rule("aten::view_as_complex")
 def as_complex(call: Call) -> Value:
     x = call.value("self")
-    for layer in x.layers:
-        if len(x.shape) - 1 in varying(layer):
-            call.fixed(layer, "it has the real and the imaginary part")
-    return x.map(lambda t: t[..., 0])
+    return call.fixed_along(x, {len(x.shape) - 1}, "it has the real and the imaginary part").map(lambda t: t[..., 0])
 
 
 @rule("aten::view_as_real")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bcnet.space.labels import Value, along, varying, vector
-from bcnet.space.operators.base import Call, labels_along, together
+from bcnet.space.operators.base import Call, labels_along, row, together
 from bcnet.space.operators.table import Hole, Site, name_of, rule
 
 
@@ -21,13 +21,7 @@ def cat(call: Call) -> Value:
     base = (*call.shape[:dim], 1, *call.shape[dim + 1 :])
     joined = together(call.links, others, base, call.where)
     layers = [layer.expand(call.shape) for layer in joined.layers]
-    if any(labels_along(t, dim) is not None for t in tensors):
-        pieces = [labels_along(t, dim) for t in tensors]
-        filled = [
-            torch.zeros(t.shape[dim], dtype=torch.int64) if p is None else p
-            for t, p in zip(tensors, pieces, strict=True)
-        ]
-        layers.append(along(torch.cat(filled), dim, call.shape))
+    layers.append(along(torch.cat([row(t, dim) for t in tensors]), dim, call.shape))
     return Value(call.shape, tuple(layers))
 
 
@@ -62,12 +56,10 @@ def split(call: Call) -> list[Value]:
     parts = [x.map(partial(torch.narrow, dim=dim, start=s, length=n)) for s, n in zip(starts, sizes, strict=True)]
     for start, n in zip(starts, sizes, strict=True):
         _pin(call, x, dim, start, n)
-    labels = labels_along(x, dim)
     asked = call.args.get("split_sizes", call.args.get("split_size"))
-    if labels is not None and len(set(sizes)) == 1 and len(sizes) > 1 and not isinstance(asked, (list, tuple)):
-        # An equal split stays equal, as the network's own code says it.
-        rows = labels.reshape(len(sizes), -1)
-        call.links.link(rows, rows[:1], f"{call.where} splits it into equal parts")
+    if len(set(sizes)) == 1 and not isinstance(asked, (list, tuple)):
+        # An equal split stays equal, since that is what the network's own code says.
+        call.alike(x, dim, len(sizes), "splits it into equal parts")
     return parts
 
 
@@ -86,10 +78,9 @@ def select(call: Call) -> Value:
 
 
 def _pin(call: Call, x: Value, dim: int, start: int, n: int) -> None:
-    """A part of ``n`` channels that is a single one is fixed: nothing could tell it from no channel at all."""
-    labels = labels_along(x, dim)
-    if labels is not None and n == 1:
-        call.fixed(labels[start : start + 1], "it picks single channels by number")
+    """A part of ``n`` channels is fixed if it is a single one, which cannot get any narrower."""
+    if n == 1:
+        call.fixed(row(x, dim)[start : start + 1], "it picks single channels by number")
 
 
 def _fix_axis(call: Call, x: Value, dim: int) -> None:
@@ -125,36 +116,30 @@ def part(call: Call) -> Value:
     if labels is not None:
         call.links.cut(labels, start, start + call.args["length"] if "length" in call.args else call.args["end"])
     _pin(call, x, dim, start % x.shape[dim] if x.shape[dim] else 0, call.shape[dim])
-    return x.map(lambda layer: call.run(layer))
+    return x.map(call.run)
 
 
 @rule("aten::permute", "aten::transpose", "aten::t", "aten::swapaxes", "aten::numpy_T")
 @rule("aten::flip", "aten::repeat_interleave")
 def movement(call: Call) -> Value:
     """Run the operator on the labels themselves."""
-    x = call.value("self")
-    return x.map(lambda layer: call.run(layer))
+    return call.value("self").map(call.run)
 
 
 @rule("aten::roll")
 def roll(call: Call) -> Value:
-    """Channels that come round at the end are others where there are fewer."""
-    x, dims = call.value("self"), list(call.args["dims"])
-    for layer in x.layers:
-        if not dims or {d % len(x.shape) for d in dims} & set(varying(layer)):
-            call.fixed(layer, "it moves channels round")
-    return x.map(lambda layer: call.run(layer))
+    """With fewer channels, others would wrap around."""
+    x = call.value("self")
+    rolled = {d % len(x.shape) for d in call.args["dims"] or range(len(x.shape))}
+    return call.fixed_along(x, rolled, "it moves channels round").map(call.run)
 
 
 @rule("aten::channel_shuffle", "aten::native_channel_shuffle")
 def channel_shuffle(call: Call) -> Value:
-    """Every group must keep as many channels as the others, in the same places."""
+    """All groups must keep the same channels."""
     x = call.value("self")
-    labels = labels_along(x, 1)
-    if labels is not None:
-        rows = labels.reshape(int(call.args["groups"]), -1)
-        call.links.link(rows, rows[:1], f"{call.where} shuffles it in groups")
-    return x.map(lambda layer: call.run(layer))
+    call.alike(x, 1, int(call.args["groups"]), "shuffles it in groups")
+    return x.map(call.run)
 
 
 @rule("aten::unfold")
@@ -162,7 +147,7 @@ def windows(call: Call) -> Value:
     """Windows along one axis; the labels of other axes move with their elements."""
     x, dim = call.value("self"), call.axis("dimension")
     _fix_axis(call, x, dim)
-    return x.map(lambda layer: call.run(layer))
+    return x.map(call.run)
 
 
 def _pad_sizes(site: Site) -> Iterator[Hole]:
@@ -183,7 +168,7 @@ _PADS = [f"aten::{kind}_pad{d}d" for kind in ("reflection", "replication") for d
 
 @rule("aten::constant_pad_nd", "aten::pad", *_PADS, sizes=_pad_sizes)
 def pad(call: Call) -> Value:
-    """Padding of the channel axis adds as many zero channels as the next layer asks for: fresh labels."""
+    """Padding of the channel axis adds as many zero channels as the next layer needs: fresh labels."""
     x, amounts = call.value("self"), list(call.args["pad" if "pad" in call.args else "padding"])
     layers: list[Tensor] = []
     for layer in x.layers:
@@ -206,15 +191,14 @@ def pad(call: Call) -> Value:
 @rule("aten::norm", "aten::linalg_vector_norm", "aten::logsumexp", "aten::prod", "aten::var_mean", "aten::std_mean")
 @rule("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::median", "aten::count_nonzero", "aten::aminmax")
 @rule("aten::linalg_norm", "aten::frobenius_norm", "aten::nansum", "aten::nanmean", "aten::nuclear_norm")
-def reduction(call: Call) -> Value | list[Value]:
+def reduction(call: Call) -> list[Value]:
     x = call.values()[0]
     if "other" in call.args:
-        return call.together()
+        return [call.together()]
     dims = call.args.get("dim")
     axes = range(len(x.shape)) if dims is None else [dims] if isinstance(dims, int) else list(dims)
     chosen = sorted({a % len(x.shape) for a in axes}) if x.shape else []
-    reduced = x.map(lambda layer: _first(layer, chosen).reshape(call.shape))
-    return [reduced] * len(call.shapes) if len(call.shapes) > 1 else reduced
+    return [x.map(lambda layer: _first(layer, chosen).reshape(call.shape))] * len(call.shapes)
 
 
 def _first(layer: Tensor, axes: Sequence[int]) -> Tensor:
@@ -225,35 +209,27 @@ def _first(layer: Tensor, axes: Sequence[int]) -> Tensor:
 
 @rule("aten::pixel_shuffle")
 def pixel_shuffle(call: Call) -> Value:
-    x, square = call.value("self"), int(call.args["upscale_factor"]) ** 2
-    labels = labels_along(x, 1)
-    if labels is None:
-        return Value(call.shape)
-    rows = labels.reshape(-1, square)
+    return _folded(call, 1)
+
+
+@rule("aten::col2im")
+def fold_windows(call: Call) -> Value:
+    """Windows added up to a map."""
+    return _folded(call, len(call.value("self").shape) - 2)
+
+
+def _folded(call: Call, source: int) -> Value:
+    """Channels along the axis ``source`` laid out in space: those of one place, or of one window, go together."""
+    axis = len(call.shape) - 3
+    rows = row(call.value("self"), source).reshape(call.shape[axis], -1)
     call.links.link(rows, rows[:, :1], f"{call.where} folds it into space")
-    return Value(call.shape, (along(rows[:, 0], 1, call.shape),))
+    return Value(call.shape, (along(rows[:, 0], axis, call.shape),))
 
 
 @rule("aten::pixel_unshuffle", "aten::im2col")
 def unfold_channels(call: Call) -> Value:
     x = call.value("self")
-    labels = labels_along(x, 1)
-    if labels is None:
-        return Value(call.shape)
-    return Value(call.shape, (along(labels.repeat_interleave(call.shape[1] // x.shape[1]), 1, call.shape),))
-
-
-@rule("aten::col2im")
-def fold_windows(call: Call) -> Value:
-    """Windows added up to a map: all elements of a channel's window go together."""
-    x = call.value("self")
-    labels = labels_along(x, len(x.shape) - 2)
-    axis = len(call.shape) - 3
-    if labels is None:
-        return Value(call.shape)
-    rows = labels.reshape(call.shape[axis], -1)
-    call.links.link(rows, rows[:, :1], f"{call.where} folds it into space")
-    return Value(call.shape, (along(rows[:, 0], axis, call.shape),))
+    return Value(call.shape, (along(row(x, 1).repeat_interleave(call.shape[1] // x.shape[1]), 1, call.shape),))
 
 
 @rule("aten::embedding")
@@ -261,28 +237,25 @@ def embedding(call: Call) -> Value:
     weight = call.value("weight")
     _fix_axis(call, weight, 0)
     call.fixed(call.value("indices"), "it holds the numbers of channels")
-    labels = labels_along(weight, 1)
-    return Value(call.shape, () if labels is None else (along(labels, len(call.shape) - 1, call.shape),))
+    return Value(call.shape, (along(row(weight, 1), len(call.shape) - 1, call.shape),))
 
 
 @rule("aten::index")
 def index(call: Call) -> Value:
-    """``x[:, table]``: channels in the order of a buffer move; other indexed axes keep all they have."""
+    """``x[:, table]``: channels are put in the order of a buffer; any other indexed axis keeps all its channels."""
     x, picks = call.value("self"), list(call.args["indices"])
     used = [axis for axis, pick in enumerate(picks) if pick is not None]
     if len(used) == 1 and (moved := _reordered(call, x, used[0], picks[used[0]])) is not None:
         return moved
     for axis in used:
-        _fix_axis(call, x, axis)
         call.fixed(picks[axis], "it holds the numbers of channels")
-    free = [layer for layer in x.layers if not set(used) & set(varying(layer))]
+    free = call.fixed_along(x, set(used), "it picks single channels by number")
     at = [None if p is None else torch.zeros(p.shape, dtype=torch.int64) for p in picks]
-    moved_free = [torch.ops.aten.index.Tensor(layer, at) for layer in free]
-    if any(tuple(m.shape) != call.shape for m in moved_free):  # a mask picks as many as it likes
-        for layer in free:
-            call.fixed(layer, "a mask picks elements of it")
+    layers = tuple(torch.ops.aten.index.Tensor(layer, at) for layer in free.layers)
+    if any(tuple(layer.shape) != call.shape for layer in layers):  # a mask picks any number
+        call.fixed(free, "a mask picks elements of it")
         return Value(call.shape)
-    return Value(call.shape, tuple(moved_free))
+    return Value(call.shape, layers)
 
 
 @rule("aten::index_select")
@@ -290,14 +263,13 @@ def index_select(call: Call) -> Value:
     x, dim, pick = call.value("self"), call.axis(), call.value("index")
     if (moved := _reordered(call, x, dim, pick)) is not None:
         return moved
-    _fix_axis(call, x, dim)
     call.fixed(pick, "it holds the numbers of channels")
-    return call.carry(Value(x.shape, tuple(layer for layer in x.layers if dim not in varying(layer))))
+    return call.carry(call.fixed_along(x, {dim}, "it picks single channels by number"))
 
 
 def _reordered(call: Call, x: Value, dim: int, pick: Value) -> Value | None:
-    """The channels of ``x`` that a buffer of numbers picks, each entry of which goes with its channel; None where there
-    is no such buffer, or no channels."""
+    """The channels of ``x`` that a buffer of indices picks, each entry of which goes with its channel; None if there is
+    no such buffer, or no channels."""
     labels, entries = labels_along(x, dim), labels_along(pick, 0)
     if pick.numbers is None or labels is None or entries is None:
         return None

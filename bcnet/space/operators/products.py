@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
@@ -10,34 +10,28 @@ from torch import Tensor
 
 from bcnet.space.axis import Size
 from bcnet.space.labels import Value, along, varying, vector
-from bcnet.space.operators.base import Call, labels_along, together
+from bcnet.space.operators.base import Call, row, together
 from bcnet.space.operators.table import Hole, Site, register, rule
 
 
 def drops_whole_groups(groups: int, per_group_in: int, per_group_out: int) -> bool:
-    """A grouped layer loses whole groups (depthwise, ResNeXt) or channels of each group, whichever is finer."""
+    """Whether a grouped layer loses whole groups (depthwise, ResNeXt), not channels of each group: the finer choice."""
     return groups >= min(per_group_in, per_group_out)
 
 
-def group_size(site: Site, name: str, source: Size) -> Iterator[Hole]:
-    """The number of groups of a layer that reads ``source`` channels, where it loses whole groups."""
+def group_size(site: Site, name: str, inputs: Size, outputs: Size) -> Iterator[Hole]:
+    """The number of groups of a layer from ``inputs`` to ``outputs`` channels, where it loses whole groups."""
     groups = site.args[name]
     if not isinstance(groups, int) or groups == 1:
         return
-    axis = len(site.out) - _spatial(site) - 1
-    per_in, per_out = site.full(source) // groups, site.full(site.out[axis]) // groups
+    per_in, per_out = site.full(inputs) // groups, site.full(outputs) // groups
     if drops_whole_groups(groups, per_in, per_out):
-        yield name, None, groups, source // per_in
-
-
-def _spatial(site: Site) -> int:
-    """Axes behind that of the channels."""
-    return len(site.of("weight")) - 2 if "groups" in site.args else len(site.out) - 2
+        yield name, None, groups, inputs // per_in
 
 
 def _conv_sizes(site: Site) -> Iterator[Hole]:
-    inputs = site.of("input")
-    yield from group_size(site, "groups", inputs[len(inputs) - len(site.of("weight")) + 1])
+    channels = len(site.out) - len(site.of("weight")) + 1  # 0 where there is no batch
+    yield from group_size(site, "groups", site.of("input")[channels], site.out[channels])
 
 
 def _conv_macs(site: Site) -> list[list[Size]]:
@@ -65,50 +59,44 @@ def _convolution(call: Call, out_axis: int, in_axis: int) -> Value:
     for layer in weight.layers:
         if not set(varying(layer)) & {0, 1}:
             call.fixed(layer, "a kernel's size does not vary")
-    outputs, n_out = labels_along(weight, out_axis), call.shape[channels]
-    result = torch.zeros(n_out, dtype=torch.int64)
     if groups == 1:
         call.agree(x, channels, weight, in_axis)
-        result = result if outputs is None else outputs
+        result = row(weight, out_axis)
     else:
-        result = _grouped(call, labels_along(x, channels), weight, out_axis)
+        result = _grouped(call, row(x, channels), weight, out_axis)
     if bias is not None:
-        call.agree(bias, 0, Value((n_out,), (result,)), 0)
+        call.agree(bias, 0, Value((len(result),), (result,)), 0)
     layers = [along(result, channels, call.shape)]
     for layer in x.layers:
         axes = varying(layer)
         if axes != (channels,) and all(x.shape[a] == call.shape[a] for a in axes) and len(axes) == 1:
-            # A convolution along the channels themselves (efficient channel attention) takes as many as come.
+            # A convolution along the channels themselves (efficient channel attention) takes any number of them.
             layers.append(along(vector(layer, axes[0]), axes[0], call.shape))
         elif axes != (channels,):
             call.fixed(layer, "a convolution runs over this axis")
     return Value(call.shape, tuple(layers))
 
 
-def _grouped(call: Call, given: Tensor | None, weight: Value, out_axis: int) -> Tensor:
-    """Link a grouped convolution's channels and return its output labels (n_out,).
+def _grouped(call: Call, given: Tensor, weight: Value, out_axis: int) -> Tensor:
+    """Link a grouped convolution's channels, those ``given`` (n_in,), and return its output labels (n_out,).
 
     Either whole groups go (input and output channels of one group together), or every group loses the
-    same channels, as it must where every image of a batch has a group and a kernel of its own. A transposed
-    weight (in, out/groups) has the grouped axis on the other side.
+    same channels, as it must if every image of a batch has its own group and kernel. In a transposed weight
+    (in, out/groups) the grouped axis is that of the inputs.
     """
     groups = int(call.args["groups"])
     per_group = (weight.shape[1], weight.shape[0] // groups)
-    n_in, n_out = (groups * n for n in (per_group if out_axis == 0 else reversed(per_group)))
-    source = (torch.zeros(n_in, dtype=torch.int64) if given is None else given).reshape(groups, -1)
-    grouped, plain = labels_along(weight, 0), labels_along(weight, 1)
-    rows = (torch.zeros(weight.shape[0], dtype=torch.int64) if grouped is None else grouped).reshape(groups, -1)
+    per_in, per_out = per_group if out_axis == 0 else reversed(per_group)
+    source, rows, inner = given.reshape(groups, -1), row(weight, 0).reshape(groups, -1), row(weight, 1)
     why = f"{call.where} joins it with a fixed axis"
     links = call.links
-    if not call.batch and drops_whole_groups(groups, n_in // groups, n_out // groups):
+    if not call.batch and drops_whole_groups(groups, per_in, per_out):
         links.link(source, source[:, :1], why)
         links.link(rows, source[:, :1], why)
-        if plain is not None:
-            call.fixed(plain, "the size of a group does not vary")
-        return rows[:, :1].expand(groups, n_out // groups).reshape(-1) if out_axis else rows.reshape(-1)
+        call.fixed(inner, "the size of a group does not vary")
+        return rows[:, :1].expand(groups, per_out).reshape(-1) if out_axis else rows.reshape(-1)
     links.link(source, source[:1], why)
     links.link(rows, rows[:1], why)
-    inner = torch.zeros(weight.shape[1], dtype=torch.int64) if plain is None else plain
     if out_axis == 0:
         links.link(inner, source[0], why)
         return rows.reshape(-1)
@@ -123,14 +111,9 @@ def linear(call: Call) -> Value:
     call.agree(x, last, weight, len(weight.shape) - 1)
     if len(weight.shape) == 1:
         return x.map(lambda t: t[..., 0])
+    call.agree(call.args.get("bias"), 0, weight, 0)
     layers = [layer.narrow(last, 0, 1).expand(call.shape) for layer in x.layers if last not in varying(layer)]
-    outputs = labels_along(weight, 0)
-    if outputs is not None:
-        call.agree(call.args.get("bias"), 0, weight, 0)
-        layers.append(along(outputs, last, call.shape))
-    elif call.args.get("bias") is not None:
-        call.fixed(call.value("bias"), "its layer's output does not vary")
-    return Value(call.shape, tuple(layers))
+    return Value(call.shape, (*layers, along(row(weight, 0), last, call.shape)))
 
 
 _FACTORS = [
@@ -141,7 +124,7 @@ _FACTORS = [
 ]
 
 
-def _factors(args: dict[str, object]) -> tuple[str, str]:
+def _factors(args: Mapping[str, object]) -> tuple[str, str]:
     return next(pair for pair in _FACTORS if set(pair) <= set(args))
 
 
@@ -149,7 +132,7 @@ _PRODUCTS = "matmul linalg_matmul mm bmm mv dot vdot addmm baddbmm addmv"
 
 
 def _matmul_macs(site: Site) -> list[list[Size]]:
-    """Products of two matrices: with a vector torch's counter, whose convention this is, counts none."""
+    """Products of two matrices; torch's counter, whose convention this is, counts none with a vector."""
     rows, columns = (site.of(name) for name in _factors(site.args))
     return [[*site.out, rows[-1]]] if len(rows) > 1 and len(columns) > 1 else []
 
@@ -207,12 +190,12 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str
 
 
 def _einsum_macs(site: Site) -> Iterator[list[Size]]:
-    """Products pair by pair, as torch multiplies: along its path, else from the front, the result put last."""
+    """Products pair by pair, as torch multiplies: along its path, or else from the front, the result put last."""
     sizes = [site.of(node) for node in site.args["tensors"]]
     terms, result = _letters(site.args["equation"], [len(s) for s in sizes])
     extent: dict[str, Size] = {}
-    for letters, row in zip(terms, sizes, strict=True):
-        for letter, size in zip(letters, row, strict=True):
+    for letters, extents in zip(terms, sizes, strict=True):
+        for letter, size in zip(letters, extents, strict=True):
             if letter not in extent or extent[letter] == Size(1):
                 extent[letter] = size
     left = [set(letters) for letters in terms]
@@ -237,11 +220,7 @@ def einsum(call: Call) -> Value:
                 first[letter] = (value, axis)
             elif value.shape[axis] > 1:
                 call.agree(first[letter][0], first[letter][1], value, axis)
-    layers = []
-    for axis, letter in enumerate(result):
-        labels = labels_along(*first[letter])
-        if labels is not None:
-            layers.append(along(labels, axis, call.shape))
+    layers = [along(row(*first[letter]), axis, call.shape) for axis, letter in enumerate(result)]
     return Value(call.shape, tuple(layers))
 
 
@@ -260,15 +239,15 @@ def recurrent(call: Call, gates: int) -> list[Value]:
     """All gates, layers and directions of a recurrent layer share the hidden width, and so does its state."""
     x = call.value("input" if "input" in call.args else "data")
     cells, directions = _cells(call), 1 + bool(call.args.get("bidirectional"))
-    hidden = _labels(cells[0][1], 1)
+    hidden = row(cells[0][1], 1)
     for number, (from_input, from_state, *biases) in enumerate(cells):
         for rows in (from_input, from_state, *biases):
-            call.links.link(_labels(rows, 0).reshape(gates, -1), hidden, f"{call.where} shares it between gates")
-        call.links.link(_labels(from_state, 1), hidden, f"{call.where} shares it between layers")
+            call.links.link(row(rows, 0).reshape(gates, -1), hidden, f"{call.where} shares it between gates")
+        call.links.link(row(from_state, 1), hidden, f"{call.where} shares it between layers")
         if number < directions:
             call.agree(x, len(x.shape) - 1, from_input, 1)
         else:
-            call.links.link(_labels(from_input, 1), hidden.repeat(directions), f"{call.where} feeds it to the next")
+            call.links.link(row(from_input, 1), hidden.repeat(directions), f"{call.where} feeds it to the next")
     _keep_sequences(call, x, hidden)
     ends = [hidden.repeat(shape[-1] // len(hidden)) for shape in call.shapes]
     return [Value(s, (along(labels, len(s) - 1, s),)) for s, labels in zip(call.shapes, ends, strict=True)]
@@ -285,19 +264,13 @@ def _cells(call: Call) -> list[list[Value]]:
     return [list(weights[i : i + each]) for i in range(0, len(weights), each)]
 
 
-def _labels(value: Value, axis: int) -> Tensor:
-    """The labels along an axis, 0 where it carries none."""
-    found = labels_along(value, axis)
-    return torch.zeros(value.shape[axis], dtype=torch.int64) if found is None else found
-
-
 def _keep_sequences(call: Call, x: Value, hidden: Tensor) -> None:
     """The state has the hidden width; lengths of sequences, batches and numbers of layers do not vary."""
     states = call.args["hx"]
     for value in (x, *(states if isinstance(states, (list, tuple)) else [states])):
         last = len(value.shape) - 1
         if value is not x:
-            call.links.link(_labels(value, last), hidden, f"{call.where} starts from a state of fixed size")
+            call.links.link(row(value, last), hidden, f"{call.where} starts from a state of fixed size")
         for layer in value.layers:
             if varying(layer) != (last,):
                 call.fixed(layer, "the length of a sequence does not vary")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, fx
 
 from bcnet.space.axis import Size
 from bcnet.space.labels import Value, along, settle, shrink, varying
-from bcnet.space.operators.base import Call
+from bcnet.space.operators.base import Call, leading, spread
 from bcnet.space.operators.table import Hole, Site, rule
 
 INFERRED = Size(-1)  # the one size of a view that torch works out itself
 
 
-def _wanted(args: dict[str, Any]) -> tuple[str, Any]:
+def _wanted(args: Mapping[str, Any]) -> tuple[str, Any]:
     """The argument that says a shape."""
     return next((name, args[name]) for name in ("size", "shape", "repeats", "dims") if name in args)
 
@@ -47,7 +47,7 @@ def _unflatten_sizes(site: Site) -> Iterator[Hole]:
 def reshape(call: Call) -> Value:
     """Labels move with their elements; an axis that is factored must keep equal counts per row.
 
-    One row then speaks for all.
+    One row then stands for all.
     """
     x = call.value("self")
     layers = []
@@ -66,7 +66,7 @@ def reshape(call: Call) -> Value:
 
 
 def _one_per_axis(call: Call, layers: list[Tensor]) -> Iterator[Tensor]:
-    """Of two kinds of channels that were flattened into one axis, only the outer ones may vary."""
+    """Of two kinds of channels flattened into one axis, only the outer ones may vary."""
     taken: set[int] = set()
     for layer in layers:
         if taken & set(varying(layer)):
@@ -80,10 +80,9 @@ def _elastic(call: Call, layer: Tensor) -> bool:
     return call.links.elastic.issuperset(shrink(layer)[0].unique().tolist())
 
 
-def _blown_up(call: Call, x: Value, layers: list[Tensor]) -> Value:
-    """What is blown up from one element (a blur kernel, a group's deviation) takes any size: fresh labels."""
-    padded = (1,) * (len(call.shape) - len(x.shape)) + x.shape
-    for axis, (old, new) in enumerate(zip(padded, call.shape, strict=True)):
+def _expanded(call: Call, x: Value, layers: list[Tensor]) -> Value:
+    """What is expanded from one element (a blur kernel, a group's deviation) takes any size: fresh labels."""
+    for axis, (old, new) in enumerate(zip(leading(x.shape, len(call.shape)), call.shape, strict=True)):
         if old == 1 < new:
             labels = call.links.fresh(new)
             call.links.elastic.update(labels.tolist())
@@ -95,23 +94,17 @@ def _blown_up(call: Call, x: Value, layers: list[Tensor]) -> Value:
 @rule("aten::expand", "aten::broadcast_to", sizes=_shape_sizes)
 def expand(call: Call) -> Value:
     x = call.value("self")
-    padded = (1,) * (len(call.shape) - len(x.shape)) + x.shape
-    return _blown_up(call, x, [layer.reshape(padded).expand(call.shape) for layer in x.layers])
+    return _expanded(call, x, spread(x, call.shape))
 
 
 @rule("aten::broadcast_tensors")
 def broadcast(call: Call) -> list[Value]:
     """All tensors in one shape."""
-    found = []
-    for value in call.args["tensors"]:
-        padded = [1] * (len(call.shape) - len(value.shape)) + list(value.shape)
-        layers = (layer.reshape(padded).expand(call.shape) for layer in value.layers)
-        found.append(Value(call.shape, tuple(layers)))
-    return found
+    return [Value(call.shape, tuple(spread(value, call.shape))) for value in call.args["tensors"]]
 
 
 def _repeat_sizes(site: Site) -> Iterator[Hole]:
-    """Only an axis of one element is repeated as often as there are channels."""
+    """Only an axis of one element can be repeated as often as there are channels."""
     name, wanted = _wanted(site.args)
     inputs = site.of("self")
     padded = [Size(1)] * (len(site.out) - len(inputs)) + list(inputs)
@@ -123,7 +116,7 @@ def _repeat_sizes(site: Site) -> Iterator[Hole]:
 @rule("aten::repeat", "aten::tile", sizes=_repeat_sizes)
 def repeat(call: Call) -> Value:
     x = call.value("self")
-    return _blown_up(call, x, [call.run(layer) for layer in x.layers])
+    return _expanded(call, x, [call.run(layer) for layer in x.layers])
 
 
 _FACTORIES = ["zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "new_ones", "new_full", "new_empty"]
@@ -132,4 +125,4 @@ _FACTORIES = ["zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "n
 @rule(*(f"aten::{name}" for name in _FACTORIES), sizes=_shape_sizes)
 def factory(call: Call) -> Value:
     """A tensor made in the forward pass takes any size."""
-    return _blown_up(call, Value((1,) * len(call.shape)), [])
+    return _expanded(call, Value((1,) * len(call.shape)), [])

@@ -1,7 +1,7 @@
-"""The table of operators: what bcnet knows of each, one column for each question it asks.
+"""The table of operators: what bcnet knows about each, with a column for each question it asks.
 
 ``couple`` says how channels pass through an operator, ``sizes`` which of its constants are sizes that change
-with the widths, ``macs`` what it multiplies and accumulates, ``shares`` how configurations share its work
+with the widths, ``macs`` its multiply-accumulates, ``shares`` how configurations share its work
 (:mod:`bcnet.accel.enumeration.prefix_tree`), ``fuses`` which layer of the fused training step it is
 (:mod:`bcnet.accel.fused_step.program`). A new operator is one entry.
 """
@@ -55,7 +55,7 @@ class Site:
 
     def full(self, size: Size) -> int:
         """A size in the captured network."""
-        return size.at([v.count for v in self.coupling.variables])
+        return size.at(self.coupling.counts)
 
     def before(self, what: fx.Node, axis: int, position: int) -> Size:
         """How many channels of an axis lie before a position of the captured network."""
@@ -73,8 +73,8 @@ Fuses = Literal[
 
 @dataclass(frozen=True)
 class Operator:
-    """What bcnet knows of one operator; a column that is None says that there is nothing to do. ``taught`` says that a
-    user has added it."""
+    """What bcnet knows about one operator; in a column that is None there is nothing to do. ``taught`` says that a user
+    has added it."""
 
     couple: Couple
     sizes: Sizes | None = None
@@ -100,9 +100,9 @@ def register(
     ``couple(call)`` returns the output's :class:`Value` and links the channels that must agree. ``sizes(site)``
     yields ``(argument, item, constant, size)`` for every constant that changes with the widths. ``macs(site)``
     yields, for each product the operator accumulates, the sizes whose product is the number of multiplications.
-    ``shares`` is ``sums`` where channels are summed over, ``channels`` where each channel (of dimension 1) is treated
-    apart, ``elements`` where elements move or are reduced but stay in their channel, ``joins`` where tensors follow one
-    another; None where configurations cannot share its work, unless torch tags it as pointwise.
+    ``shares`` is ``sums`` if channels are summed over, ``channels`` if each channel (of dimension 1) is treated
+    separately, ``elements`` if elements move or are reduced but stay in their channel, ``joins`` if tensors are
+    concatenated; None if configurations cannot share its work, unless torch tags it as pointwise.
     """
     for name in names:
         OPERATORS[name] = Operator(couple, sizes, macs, shares, fuses)
@@ -125,7 +125,8 @@ def find(target: Any) -> Operator | None:
 
 
 def name_of(target: Any) -> str:
-    return str(target._schema.name) if isinstance(target, torch._ops.OpOverload) else str(target)
+    plain = getattr(target, "__name__", str(target))
+    return str(target._schema.name) if isinstance(target, torch._ops.OpOverload) else plain
 
 
 def bind(target: Any, args: Any, kwargs: Any) -> dict[str, Any]:
