@@ -2,7 +2,7 @@
 
     python benchmarks/latency_rivals.py table      # on the CPU that is to be fast
     python benchmarks/latency_rivals.py correct    # there, too
-    python benchmarks/latency_rivals_run.py --data DIR --out DIR --seconds 300   # on a GPU machine: all of the rest
+    python benchmarks/latency_rivals_run.py --data DIR --out DIR --seconds 390   # on a GPU machine: all of the rest
     python benchmarks/latency_rivals.py measure --plans DIR/PLAN.json ...   # on that CPU again
     python benchmarks/latency_rivals.py page --rows DIR/rows.jsonl
 

@@ -188,7 +188,7 @@ def test_the_headline_says_what_became_of_the_network(finished: Run) -> None:
     assert "On validation images, epoch by epoch" in page
     assert {row["shown"] for row in data.validated} == {*data.networks}
     assert all(row["loss"] > 0 for row in data.validated)
-    assert "began with the most important channels of your network" in page
+    assert "started with the most important channels of your network" in page
 
 
 def test_a_network_that_has_not_learnt_is_called_that(tmp_path: Path, weights: Path) -> None:
