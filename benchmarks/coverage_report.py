@@ -244,8 +244,8 @@ def first(rows: list[Row], listed: int) -> str:
         f"{part if len(rows) < listed else ''}**When this run first met them {at_once} passed; after the cures that "
         f"this led to, {share(rows, passes)}.** Of the networks of spandrel "
         f"{share(new, lambda r: not r['first']['failures'])} passed at first sight. A network that failed was measured "
-        f"again at a later commit; of those that had passed {again} were, where a cure touched "
-        "them, or in random order as far as time allowed."
+        f"again at a later commit; of those that had passed {again} were, where a cure touched them, in random order, "
+        "or oldest rows first and of these the quick networks, as far as time allowed."
     )
 
 
