@@ -20,6 +20,7 @@ from bcnet.latency.timing import threads
 from bcnet.run.pipeline import stages_of
 from bcnet.run.session import Run
 from bcnet.run.stages.retrain import ONCE
+from bcnet.run.stages.scoring import RATES
 from bcnet.run.stages.search import SCREENED
 from bcnet.search.constraints import format_cost
 from bcnet.supernet.training import SupernetTraining, train_supernet
@@ -162,7 +163,8 @@ def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
     else:
         heal = r.healing.steps * pace.slim if r.scorer == "steps" else 0.0
         each = pace.look + r.healing.calibration * pace.slim / 3
-        found["search"] = r.search.evaluations * (heal + each) + SCREENED * r.search.population * each
+        tried = len(RATES) if heal and r.healing.lr is None else 0
+        found["search"] = (r.search.evaluations + tried) * (heal + each) + SCREENED * r.search.population * each
     others = r.repeats * sum(name != "full" for name in r.compare) + r.repeats - (r.race is not None)
     if r.race is not None:
         epochs, measured = r.race.work(r.retrain.epochs)

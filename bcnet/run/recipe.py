@@ -56,7 +56,7 @@ class HealingConfig:
     """What is done to a configuration before it is scored; ``score: cut`` has no steps."""
 
     steps: Annotated[Count, "steps of fine-tuning before a configuration is scored"] = 30
-    lr: Annotated[Positive, "their learning rate"] = 0.02
+    lr: Annotated[Positive | None, "their learning rate; null: the best of four for uniform widths"] = None
     calibration: Annotated[Count, "training batches for batch-norm statistics"] = 8
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveFloat, ValidationError, create_model
 
 from bcnet.search.rows import Costs, Number, Seconds, TrialRecord, Width, WidthList
 
@@ -124,7 +124,8 @@ SCHEMAS: dict[str, Any] = {
         notes=list[str],
         seconds=Seconds,
     ),
-    "search/": _object(_RESULT, ranked_by=Measure | None, note=str),
+    "search/doubt": _object(_RESULT, ranked_by=Measure | None, note=str),
+    "search/healing": _object(_RESULT, lr=PositiveFloat, note=str),
     "race": _object(
         _RESULT,
         winner=str,
@@ -167,7 +168,8 @@ def fault(name: str, content: dict[str, Any]) -> str | None:
     """What is wrong with the content of the result called ``name``; None if nothing is."""
     folder, slash, _ = name.rpartition("/")
     try:
-        SCHEMAS.get(folder + slash if slash else name, _RESULT).model_validate(content)
+        schema = SCHEMAS.get(name, SCHEMAS.get(folder + slash, _RESULT))
+        schema.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])[:80]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -125,6 +125,12 @@ class CutScorer:
     def _measured(self, widths: Widths) -> Floats:
         """What :meth:`_measure` says of the network at ``widths`` (L,)."""
         return self._measure(self.network(widths))
+
+    def heal_by(self, steps: int, lr: float) -> None:
+        """Fine-tune for ``steps`` at the rate ``lr`` from now on; scores from before are forgotten."""
+        optimisation = replace(self.healing.optimisation, lr=lr)
+        self.healing = replace(self.healing, steps=steps, optimisation=optimisation)
+        self._known.clear()
 
     def network(self, widths: ArrayLike) -> nn.Module:
         """The network at ``widths`` (L,) as it is scored: cut, fine-tuned for some steps, batch norm recalibrated."""

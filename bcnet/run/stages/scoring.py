@@ -20,6 +20,10 @@ from bcnet.training.retraining import Distillation
 
 LEAST_PARTS, MOST_PARTS = 4, 8
 """Of the validation images, to measure the noise of a supernet's scores by."""
+RATES = (0.08, 0.02, 0.005, 0.00125)
+"""Learning rates of healing to choose from. Which one heals depends on how the given network was trained: a MobileNetV2
+cut to 15% of its FLOPs had a loss of 0.60, and of 1.85 after 30 steps at 0.02 (docs/results/rivals.md)."""
+HEALING = "search/healing"
 
 
 def open_scorer(run: Run) -> Evaluator | CutScorer:
@@ -48,7 +52,9 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
     teacher = run.teacher()
     healing = Healing(
         steps=steps,
-        optimisation=Optimisation(epochs=1, lr=r.healing.lr, weight_decay=r.retrain.weight_decay, bf16=r.retrain.bf16),
+        optimisation=Optimisation(
+            epochs=1, lr=r.healing.lr or RATES[0], weight_decay=r.retrain.weight_decay, bf16=r.retrain.bf16
+        ),
         distillation=r.distillation or Distillation(),
         calibration=r.healing.calibration,
         by="loss" if r.rank_by == "loss" else "score",
@@ -68,7 +74,33 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
     )
     if run.device.type == "cuda":
         run.listener.note(f"the engine that scores slim networks is {words}")
+    if steps and r.healing.lr is None:
+        scorer.heal_by(steps, _healing_rate(run, scorer))
     return scorer
+
+
+def _healing_rate(run: Run, scorer: CutScorer) -> float:
+    """The rate that leaves uniform widths the lowest loss. Known after the first time, so that a resumed search does
+    the same."""
+    if not run.done(HEALING):
+        cut, *losses = [_uniform_loss(run, scorer, steps, lr) for steps, lr in _ways_to_heal(run)]
+        best, loss = RATES[int(np.argmin(losses))], min(losses)
+        note = f"healing at {best:g}, the best of {len(RATES)} rates, takes uniform widths from a loss of {cut:.3g} to "
+        harm = "" if loss < cut else ", so it does harm: raise healing.steps, or score by the cut"
+        run.write(HEALING, {"lr": best, "note": f"{note}{loss:.3g}{harm}"})
+    rate: float = run.read(HEALING)["lr"]
+    return rate
+
+
+def _ways_to_heal(run: Run) -> list[tuple[int, float]]:
+    """Steps and rates: none, and the recipe's steps at each of :data:`RATES`."""
+    return [(0, RATES[0]), *((run.recipe.healing.steps, lr) for lr in RATES)]
+
+
+def _uniform_loss(run: Run, scorer: CutScorer, steps: int, lr: float) -> float:
+    scorer.heal_by(steps, lr)
+    loss = -float(scorer.parts(run.constraints.uniform(), "loss").mean())
+    return loss if np.isfinite(loss) else np.inf
 
 
 def _evaluator(run: Run) -> Evaluator:

@@ -14,7 +14,7 @@ from bcnet.run.recipe import Prior
 from bcnet.run.session import Run
 from bcnet.run.stages.budgets import best_by_model, hold_latency
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
-from bcnet.run.stages.scoring import cut_scorer, open_scorer, scores_in_parts
+from bcnet.run.stages.scoring import HEALING, cut_scorer, open_scorer, scores_in_parts
 from bcnet.search import PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.noise import tells_apart
 from bcnet.search.strategies.neighbours import near
@@ -41,6 +41,8 @@ def find(run: Run) -> None:
         return
     scorer = open_scorer(run)
     initial, notes = _prior(run) if r.scorer == "supernet" else (proposals(run), [])
+    if run.done(HEALING):
+        notes = [*notes, run.read(HEALING)["note"]]
     ranked_by, doubt = _trusted_measure(run, scorer, initial)
     notes += [doubt] if doubt else []
     if ranked_by is None:
@@ -91,7 +93,8 @@ def _scored(scorer: Evaluator | CutScorer, widths: dict[str, Widths]) -> dict[st
 def _write(run: Run, found: dict[str, Any], notes: list[str], ranked_by: str, start: float) -> None:
     nothing: dict[str, Any] = {"evaluations": 0, "hits": 0, "prior": None, "log_width": None, "reference": {}}
     how = {"ranked_by": ranked_by, "scored_by": run.recipe.scorer}
-    run.remove(DOUBT)
+    for name in (DOUBT, HEALING):
+        run.remove(name)
     run.write("search", {**nothing, **found, **how, "notes": notes, "seconds": time.monotonic() - start})
 
 
