@@ -67,8 +67,6 @@ class PlainStep:
         return self.engine.step(x, y, [(self._widths, "left")], loss=partial(self._learnt, taught))
 
     def _learnt(self, taught: Any, logits: Tensor, y: Tensor) -> Tensor:
-        if self._teacher is not None:
-            self._teacher.wait()
         with torch.autocast(logits.device.type, torch.bfloat16, enabled=logits.is_cuda):
             return self._loss(logits, y, taught)
 

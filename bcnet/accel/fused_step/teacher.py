@@ -1,8 +1,7 @@
-"""What a teacher says of a batch, computed beside the step that learns from it.
+"""What a teacher says of a batch, as part of the step that learns from it.
 
 A teacher does not change while it teaches. So its parameters are packed once and its batch norms are known before any
-batch; what is left are the kernels of a way forwards, each of which normalises what it reads. They go on a stream of
-their own, where they fill the gaps that the small layers of the learning network leave.
+batch; what is left are the kernels of a way forwards, each of which normalises what it reads.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ _spaces: WeakKeyDictionary[nn.Module, NetworkSpace] = WeakKeyDictionary()
 
 
 class Teacher:
-    """``ask(x)`` begins to compute what ``network`` says of x in evaluation, which is there after ``wait()``; before it
-    is recorded as part of a CUDA graph, ``prepare(x)``.
+    """``ask(x)`` is what ``network`` says of x in evaluation; before it is recorded as part of a CUDA graph,
+    ``prepare(x)``.
 
     Where the fused kernels cannot answer for it, it answers as it is, with a notice.
     """
 
     def __init__(self, network: nn.Module, example: Tensor, kernels: ModuleType | None, dtype: torch.dtype):
-        self._stream = torch.cuda.Stream(example.device) if example.is_cuda else None
         self.answer: Callable[[Tensor], Any]
         try:
             self.answer = FusedAnswers(network, example, kernels, dtype)
@@ -58,15 +56,7 @@ class Teacher:
 
     @torch.no_grad()
     def ask(self, x: Tensor) -> Any:
-        if self._stream is None:
-            return self.answer(x)
-        self._stream.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.cuda.stream(self._stream):
-            return self.answer(x)
-
-    def wait(self) -> None:
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        return self.answer(x)
 
 
 def _as_it_is(network: nn.Module, x: Tensor) -> Any:
