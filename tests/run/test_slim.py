@@ -199,12 +199,13 @@ def test_small_batches_of_a_loader_are_scored_together(monkeypatch: pytest.Monke
 
     sizes: list[int] = []
 
-    class Watched(scoring.SharedEvaluator):
-        def __init__(self, net: Any, batches: Any, *more: Any):
-            sizes.extend(len(x) for x, _ in batches)
-            super().__init__(net, batches, *more)
+    opened = scoring.open_evaluator
 
-    monkeypatch.setattr(scoring, "SharedEvaluator", Watched)
+    def watched(net: Any, batches: Any, *more: Any, **settings: Any) -> Any:
+        sizes.extend(len(x) for x, _ in batches)
+        return opened(net, batches, *more, **settings)
+
+    monkeypatch.setattr(scoring, "open_evaluator", watched)
     settings = {**TINY, "compare": [], "loading": {"eval_batch_size": 12}}
     bcnet.slim(classifier(), EXAMPLE, loader(labels()), loader(labels(), 5), recipe=settings, progress=False)
     assert sizes == [12, 12]  # of half of 48 images: the others judge what is found
