@@ -124,8 +124,7 @@ SCHEMAS: dict[str, Any] = {
         notes=list[str],
         seconds=Seconds,
     ),
-    "search/doubt": _object(_RESULT, ranked_by=Measure | None, note=str),
-    "search/healing": _object(_RESULT, lr=PositiveFloat, note=str),
+    "search/": _object(_RESULT, note=str, ranked_by=(Measure | None, None), lr=(PositiveFloat | None, None)),
     "race": _object(
         _RESULT,
         winner=str,
@@ -168,8 +167,7 @@ def fault(name: str, content: dict[str, Any]) -> str | None:
     """What is wrong with the content of the result called ``name``; None if nothing is."""
     folder, slash, _ = name.rpartition("/")
     try:
-        schema = SCHEMAS.get(name, SCHEMAS.get(folder + slash, _RESULT))
-        schema.model_validate(content)
+        SCHEMAS.get(folder + slash if slash else name, _RESULT).model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])[:80]

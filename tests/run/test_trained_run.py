@@ -223,7 +223,7 @@ def test_scores_that_say_nothing_give_way_to_uniform_widths(tmp_path: Path, weig
     run.task = _blind(run)
     tinyrun.work(run, until="search")
     found = run.read("search")
-    (note,) = found["notes"]
+    (note,) = [note for note in found["notes"] if not note.startswith("healing")]
     assert re.fullmatch(
         r"the scores of \d+ configurations differ by no more than chance, and so do their losses, so nothing was "
         r"searched and uniform widths were taken: more epochs may help",
