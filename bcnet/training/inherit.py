@@ -30,6 +30,7 @@ from bcnet.training.recalibration import recalibrate
 from bcnet.training.reconstruction import Inheritance
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
+from bcnet.utils.modes import evaluation_mode
 from bcnet.utils.pointwise import safe_gradients
 from bcnet.utils.settings import Count, Natural, checked
 
@@ -201,14 +202,8 @@ class CutScorer:
         return _Kept(batches, [None] * len(batches) if teacher is None else self._answers(teacher, batches))
 
     def _answers(self, teacher: nn.Module, batches: list[Batch]) -> list[Any]:
-        modes = {module: module.training for module in teacher.modules()}
-        try:
-            with self._autocast():
-                teacher.to(self.device).eval()
-                return [teacher(x) for x, _ in batches]
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        with evaluation_mode(teacher.to(self.device)), self._autocast():
+            return [teacher(x) for x, _ in batches]
 
     def _check(self, network: nn.Module, teacher: nn.Module | None) -> None:
         """The network and the teacher on one batch: a sentence now, not in the middle of a search."""

@@ -83,18 +83,14 @@ def _healing_rate(run: Run, scorer: CutScorer) -> float:
     """The rate that leaves uniform widths the lowest loss. Known after the first time, so that a resumed search does
     the same."""
     if not run.done(HEALING):
-        cut, *losses = [_uniform_loss(run, scorer, steps, lr) for steps, lr in _ways_to_heal(run)]
+        cut = _uniform_loss(run, scorer, 0, RATES[0])
+        losses = [_uniform_loss(run, scorer, run.recipe.healing.steps, lr) for lr in RATES]
         best, loss = RATES[int(np.argmin(losses))], min(losses)
         note = f"healing at {best:g}, the best of {len(RATES)} rates, takes uniform widths from a loss of {cut:.3g} to "
         harm = "" if loss < cut else ", so it does harm: raise healing.steps, or score by the cut"
         run.write(HEALING, {"lr": best, "note": f"{note}{loss:.3g}{harm}"})
     rate: float = run.read(HEALING)["lr"]
     return rate
-
-
-def _ways_to_heal(run: Run) -> list[tuple[int, float]]:
-    """Steps and rates: none, and the recipe's steps at each of :data:`RATES`."""
-    return [(0, RATES[0]), *((run.recipe.healing.steps, lr) for lr in RATES)]
 
 
 def _uniform_loss(run: Run, scorer: CutScorer, steps: int, lr: float) -> float:
