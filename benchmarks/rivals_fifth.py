@@ -1,4 +1,4 @@
-"""The fifth comparison (docs/results/rivals.md): bcnet as it ships, and others' networks, trained by one code.
+"""The fifth and sixth comparisons (docs/results/rivals.md): bcnet as it ships, and others' networks, trained by one code.
 
     python benchmarks/rivals_fifth.py --data DIR --out DIR --seconds S --jobs JOB...
 
@@ -10,7 +10,8 @@ fails is told, and the others go on without it. A job is
 - ``plan:BUDGETS:METHODS``: others' channels (rivals.py plan), in processes of their own (DIR/plan-METHOD.json);
 - ``search:BUDGET``: a run of bcnet up to its search, and its finalists (DIR/run-BUDGET, DIR/bcnet-BUDGET.json);
 - ``bcnet:BUDGET:EPOCHS:RATE``: the race of its finalists, seed by seed; the winner trained to the end is a row;
-- ``rivals:BUDGET:EPOCHS:RATE:METHODS``: others' networks, seed by seed; those whose plan is there;
+- ``rivals:BUDGET:EPOCHS:RATE:METHODS``: others' networks, seed by seed; those whose plan is there. bcnet-NAME is one
+  of bcnet's finalists without a race;
 - ``equal:BUDGET:EPOCHS:RATE:METHODS``: the same for as many epochs as fit into the seconds of ``bcnet`` at these, for
   who pays nothing for choosing; ``best`` is the rate at which ``uniform`` has the lower held-out loss.
 """

@@ -38,6 +38,7 @@ from bcnet.training.retraining import Retraining
 from bcnet.utils.random_state import kept_random_state
 
 Row = dict[str, Any]
+FINALIST = "bcnet-"
 
 
 class Comparison:
@@ -165,10 +166,7 @@ class Comparison:
             return []
         together, lesson_seconds = self.taught_by(seed, epochs, lr)
         begun = time.perf_counter()
-        networks = []
-        for entry in found.values():
-            kept = entry.get("kept") or self.cutter.best(self.cutter.space.check(entry["widths"]), self.scores)
-            networks.append((np.array([len(stay) for stay in kept]), self.maker(kept, False)))
+        networks = [self._cut(method, entry, budget) for method, entry in found.items()]
         made = time.perf_counter()
         paths = together.load(networks)
         for epoch in range(epochs):
@@ -185,8 +183,20 @@ class Comparison:
             for (method, entry), (widths, _), path in zip(found.items(), networks, paths, strict=True)
         ]
 
+    def _cut(self, method: str, entry: Row, budget: str) -> tuple[Widths, State]:
+        """The network that a method's entry describes; bcnet's own make up for what they lose."""
+        if method.startswith(FINALIST):
+            return self._inherited(self.run_of(budget), entry["widths"])
+        kept = entry.get("kept") or self.cutter.best(self.cutter.space.check(entry["widths"]), self.scores)
+        return np.array([len(stay) for stay in kept]), self.maker(kept, False)
+
     def _plan(self, method: str, budget: str, seed: int) -> Row | None:
-        """The entry of a method in its plan, where it has ended."""
+        """The entry of a method in its plan, where it has ended; that of bcnet-NAME is one of its finalists."""
+        if method.startswith(FINALIST):
+            file = self.args.out / f"bcnet-{_plain(budget)}.json"
+            proposed = json.loads(file.read_text()) if file.exists() else {"finalists": {}}
+            widths = proposed["finalists"].get(method.removeprefix(FINALIST))
+            return None if widths is None else {"widths": widths, "seconds": proposed["seconds"]}
         name = f"random-{seed % 3}" if method == "random" else method
         file = self.args.out / f"plan-{method}.json"
         found = json.loads(file.read_text()) if file.exists() else {}
