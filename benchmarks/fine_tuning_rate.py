@@ -274,7 +274,7 @@ def choosers() -> list[tuple[str, int, Callable[[Probes], float]]]:
 def regret(found: list[dict[str, Any]], epochs: int, choose: Callable[[Probes], float]) -> tuple[float, float]:
     """Test accuracy lost to the rate that was the best in the end, and test loss above the least."""
     long = {row["rate"]: row["test"] for row in found if row["epochs"] == LENGTH and "test" in row}
-    trial = {
+    probes = {
         row["rate"]: row.get("held", {}).get("loss", np.inf) for row in found if row["epochs"] == (epochs or LENGTH)
     }
     taken = long.get(choose(probes), {"accuracy": 10.0, "loss": 2.3})  # a network that diverged says nothing

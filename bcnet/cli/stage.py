@@ -21,6 +21,7 @@ STAGES = {
     "given": "Score the network of a run as it is given, and train it first where it has learnt nothing.",
     "train": "Train the supernet of a run.",
     "search": "Search the widths of a run.",
+    "rate": "Choose the learning rate that networks of a run are fine-tuned at, by short probes.",
     "race": "Race the finalists of a run's search.",
     "retrain": "Train what a run found, and what it is compared with.",
     "targets": "Find a slim network for every target of a run.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,6 +51,20 @@ class Later:
 
     def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
         return self.source.batches(self.first + epoch, start, device)
+
+
+@dataclass(frozen=True)
+class First:
+    """The first ``count`` batches of every epoch of ``source``, or all where there are fewer."""
+
+    source: Source
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.source))
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
+        return islice(self.source.batches(epoch, start, device), len(self) - start)
 
 
 class Labelled(NamedTuple):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import Source
-from bcnet.errors import BcnetError, first_line
+from bcnet.errors import BcnetError, NotFinite, first_line
 from bcnet.training import checkpoint, distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.optim import Average, Optimisation, make_optimizer, set_rate
@@ -222,13 +222,13 @@ class Loop(ABC):
 
     def _check_finite(self, losses: Tensor) -> None:
         if not bool(torch.isfinite(losses).all()):
-            raise BcnetError(self._diverged("loss"))
+            raise NotFinite(self._diverged("loss"))
 
     def _check_weights(self) -> None:
         """A finite loss can leave weights that are not finite, which must not become the last checkpoint."""
         norms = torch._foreach_norm([p.detach() for p in self.net.parameters()])
         if not bool(torch.isfinite(torch.stack(list(norms))).all()):
-            raise BcnetError(self._diverged("weights"))
+            raise NotFinite(self._diverged("weights"))
 
     def _diverged(self, what: str) -> str:
         rate = self.optimisation.rate(self.step - 1, self.per_epoch)

@@ -11,7 +11,6 @@ no finalist.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bcnet.data.source import Batch, Data, Source
+from bcnet.data.source import Batch, Data, First, Source
 from bcnet.training.loop import History, Loop, Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training, retrain
 from bcnet.training.task import Task
@@ -198,7 +197,7 @@ class Racing:
         twin = copy.deepcopy(network)
         retrain(
             twin,
-            _First(self.data.train, SETTLING),
+            First(self.data.train, SETTLING),
             replace(self.config, optimisation=short),
             self.task,
             teacher=self.teacher,
@@ -243,20 +242,6 @@ class Racing:
         return open_training(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )
-
-
-@dataclass(frozen=True)
-class _First:
-    """The first ``count`` batches of ``source``, or all where there are fewer."""
-
-    source: Source
-    count: int
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.source))
-
-    def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
-        return itertools.islice(self.source.batches(epoch, start, device), len(self) - start)
 
 
 @dataclass(frozen=True)

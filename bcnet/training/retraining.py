@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bcnet.data.source import Data, Source
-from bcnet.errors import BcnetError, first_line
+from bcnet.errors import BcnetError, NotFinite, first_line
 from bcnet.training import checkpoint, distributed
 from bcnet.training.cuda_graph import CudaGraphStep
 from bcnet.training.loop import History, Loop, Progress, out_of_memory
@@ -186,7 +186,7 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
     found = dict(zip(names, (total / count).tolist(), strict=True))
     for name, value in found.items():
         if not math.isfinite(value):
-            raise BcnetError(
+            raise NotFinite(
                 f"the {name} of the network on {count} samples is {value}: the data or the weights hold values that "
                 "are no numbers, or the task gives some"
             )

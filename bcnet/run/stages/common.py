@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bcnet.accel import plain_step
 from bcnet.run.session import Run
+from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import FastStep, Loss, Retraining, Step, evaluate, learnt
 
 CHECKPOINTS = "checkpoints"
@@ -34,11 +35,11 @@ def fast_step(run: Run) -> FastStep | None:
     return make
 
 
-def plain_training(run: Run) -> Retraining:
-    """How the recipe trains plain networks, without a teacher."""
+def plain_training(run: Run, optimisation: Optimisation) -> Retraining:
+    """How a run trains plain networks, without a teacher."""
     r = run.recipe
     return Retraining(
-        optimisation=r.retrain,
+        optimisation=optimisation,
         seed=r.seed,
         checkpoint_minutes=r.checkpoint_minutes,
         channels_last=r.channels_last,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -53,7 +52,7 @@ def score_given(run: Run) -> None:
 
 def _train(run: Run, network: nn.Module) -> list[dict[str, float]]:
     """Train the given network on the training images; the validation images stay unseen, as they judge later."""
-    config = replace(plain_training(run), optimisation=run.recipe.given)
+    config = plain_training(run, run.recipe.given)
     folder = run.path(CHECKPOINTS, "given")
     history = retrain(
         network,

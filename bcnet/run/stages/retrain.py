@@ -163,7 +163,10 @@ def _train(
 
 
 def _retraining(run: Run) -> Retraining:
-    return replace(plain_training(run), distillation=run.recipe.distillation)
+    """How slim networks are trained: as the recipe says, at the rate that was chosen where it names none."""
+    given = run.recipe.retrain
+    known = given if given.lr is not None else replace(given, lr=run.read("rate")["lr"])
+    return replace(plain_training(run, known), distillation=run.recipe.distillation)
 
 
 def _retrain_random(run: Run) -> None:
