@@ -82,7 +82,7 @@ def test_a_group_that_is_given_in_part_keeps_the_recipes_other_defaults() -> Non
     recipe = Recipe.parse({**SCRATCH, "supernet": {"epochs": 7}, "retrain": {"epochs": 7}})
     assert recipe.supernet == recipe.retrain == Optimisation(epochs=7, weight_decay=5e-4, head=64)
     fine_tuned = Recipe.parse({**LEAST, "retrain": {"epochs": 7}}).retrain
-    assert fine_tuned == Optimisation(epochs=7, lr=0.05, warmup=0.5, weight_decay=5e-4, head=64)
+    assert fine_tuned == Optimisation(epochs=7, lr=None, warmup=0.5, weight_decay=5e-4, head=64)
 
 
 def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:

@@ -1,0 +1,90 @@
+"""The learning rate of fine-tuning, by probes: short trainings with the whole schedule in small, all from one start.
+
+Which rate suits a cut network depends on how the given one was trained, how much was cut and how long it is trained. At
+one rate for all, every method lost up to seven points on a MobileNetV2 to what it had at a fifth of that rate
+(docs/results/rivals.md); what probes know of it is in docs/results/fine-tuning-rate.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import nn
+
+from bcnet.data.source import Data, First
+from bcnet.errors import BcnetError, NotFinite
+from bcnet.training.loop import Progress
+from bcnet.training.retraining import FastStep, Retraining, evaluate, retrain
+from bcnet.training.task import Task
+
+RATES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+"""The rates that may be tried, falling."""
+FIRST = 0.03
+"""The rate that is tried first."""
+SHARE = 10
+"""A probe takes one of so many parts of the whole training."""
+USUAL = 3
+"""Rates that are tried where the first one is the best or next to it."""
+
+
+def choose_rate(loss: Callable[[float], float]) -> tuple[float, dict[float, float]]:
+    """The rate of the least ``loss``, and all that was asked for: from :data:`FIRST` downwards while it falls or is
+    infinite, and upwards only if the rate below was no better."""
+    found = {FIRST: loss(FIRST)}
+    start = RATES.index(FIRST)
+    for rates in (RATES[start + 1 :], RATES[start - 1 :: -1]):
+        before = FIRST
+        for rate in rates:
+            found[rate] = loss(rate)
+            if found[rate] >= found[before] < math.inf:
+                break
+            before = rate
+        if before != FIRST:
+            break
+    best = min(found, key=lambda rate: found[rate])
+    if found[best] == math.inf:
+        raise BcnetError(
+            f"fine-tuning diverges at every rate from {max(found):g} to {min(found):g}: clip the gradient with "
+            "retrain.clip=1, or look for values in the data that are far too large"
+        )
+    return best, found
+
+
+def probe_loss(
+    network: nn.Module,
+    rate: float,
+    data: Data,
+    config: Retraining,
+    task: Task | None = None,
+    *,
+    teacher: nn.Module | None = None,
+    fast: FastStep | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> float:
+    """The held-out loss of ``network`` after a probe at ``rate``, in which it is trained in place; infinite where the
+    training diverges."""
+    whole = config.optimisation
+    epochs, batches = probe_length(whole.epochs, len(data.train))
+    warmup = whole.warmup * epochs / whole.epochs
+    short = replace(whole, epochs=epochs, lr=rate, warmup=warmup, schedule="cosine", milestones=(), ema=0.0)
+    try:
+        retrain(
+            network,
+            First(data.train, batches),
+            replace(config, optimisation=short),
+            task,
+            teacher=teacher,
+            fast=fast,
+            progress=progress,
+        )
+        return evaluate(network, data.val, task, bf16=whole.bf16)["loss"]
+    except NotFinite:
+        return math.inf
+
+
+def probe_length(epochs: int, batches: int) -> tuple[int, int]:
+    """The epochs of a probe and the batches of each, where the whole training has ``epochs`` of ``batches``."""
+    short = math.ceil(epochs / SHARE)
+    return short, min(batches, math.ceil(epochs * batches / SHARE / short))
