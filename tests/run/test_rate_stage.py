@@ -30,7 +30,7 @@ def test_all_networks_are_fine_tuned_at_the_best_of_the_probes(tmp_path: Path, w
     chosen = run.read("rate")
     losses = {probe["lr"]: probe["loss"] for probe in chosen["probes"]}
     assert set(losses) <= set(RATES)
-    assert list(losses)[0] == FIRST
+    assert next(iter(losses)) == FIRST
     assert losses[chosen["lr"]] == min(loss for loss in losses.values() if loss is not None)
     for name in ("found", "uniform"):
         assert run.read(f"retrain/{name}")["history"][0]["rate"] <= chosen["lr"]
