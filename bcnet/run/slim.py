@@ -27,6 +27,7 @@ from bcnet.run.session import Run, facts
 from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import open_target
 from bcnet.space.capture import check_network
+from bcnet.space.export import tensors_in
 from bcnet.space.state import duplicate, unwrapped
 from bcnet.training.retraining import learnt
 from bcnet.training.task import Task
@@ -231,9 +232,9 @@ def _network(model: object) -> nn.Module:
 def _source(model: nn.Module, example: object, device: torch.device, task: Task | None) -> LoadedModel:
     if not isinstance(task, (Task, type(None))):
         raise BcnetError(f"task must be a bcnet.Task, not {type(task).__name__}")
-    if isinstance(example, (Sequence, Mapping)) and len(example) > 1:
+    if not isinstance(example, Tensor) and len(tensors_in(example)) > 1:
         raise BcnetError(
-            f"example holds {len(example)} inputs, but slim takes networks of one: give a module that takes one "
+            f"example holds {len(tensors_in(example))} inputs, but slim takes networks of one: give a module that takes one "
             "tensor, splits it, and calls yours"
         )
     if not isinstance(example, Tensor) or example.ndim < 2:
