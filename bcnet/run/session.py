@@ -8,7 +8,6 @@ This is what the stages, the report and the export read::
 
 from __future__ import annotations
 
-import copy
 import json
 import platform
 import sys
@@ -34,11 +33,12 @@ from bcnet.models.weights import load_weights
 from bcnet.run.fingerprint import fingerprint
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
-from bcnet.run.weights import fill
+from bcnet.run.weights import fill, finite
 from bcnet.search.constraints import Budget, Constraints, parse_budget
 from bcnet.space.cost import Cost
 from bcnet.space.importance import Scores, importance, taylor
 from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.state import duplicate
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import distributed
@@ -178,7 +178,7 @@ class Run(RunFolder):
 
     def given_network(self) -> nn.Module:
         """The given network, trained, in evaluation mode: what slim ones start from, and their teacher."""
-        network = copy.deepcopy(self.source.model)
+        network = duplicate(self.source.model)
         fill(network, self.tensors("given"), self.path("given.safetensors"))
         return network.eval()
 
@@ -214,7 +214,10 @@ class Run(RunFolder):
     def training_batches(self, count: int) -> list[Batch]:
         """The first ``count`` training batches, or all where there are fewer; the same whole ones in all processes."""
         batches = self.data.train.batches(0, 0, self.device)
-        return [distributed.whole(next(batches)) for _ in range(min(count, len(self.data.train)))]
+        taken = [distributed.whole(next(batches)) for _ in range(min(count, len(self.data.train)))]
+        if not all(finite(tensor) for batch in taken for tensor in batch):
+            raise BcnetError("the training data holds values that are infinite or NaN: clean it")
+        return taken
 
     @property
     def chosen(self) -> str:

@@ -38,6 +38,10 @@ class Budget:
     text: str
 
 
+_THOUSANDS = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?"
+"""A comma is for thousands: 12,5 is no number, rather than 125."""
+
+
 def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Budget:
     """``name=value`` with a unit or a percentage of the largest network, as a :class:`Budget`."""
     name, equals, value = (part.strip() for part in text.partition("="))
@@ -51,7 +55,7 @@ def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Bud
             f"budget {text!r} names several: give each on its own, as in --budget {text.partition(',')[0]}"
         )
     units = UNITS.get(name, _COUNT)
-    match = re.fullmatch(r"([+-]?[0-9.,_]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)", value)
+    match = re.fullmatch(rf"([+-]?(?:{_THOUSANDS}|[0-9._]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)", value)
     number = _number(match.group(1)) if match else math.nan
     if not match or not math.isfinite(number):
         raise BcnetError(f"budget {text!r} has no number after the equals sign, as in flops=50%")

@@ -30,7 +30,7 @@ from bcnet.space.learning import QUICK, learning, tell_lost, tell_resting
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, empty_state, find_attributes, resized, selected, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
-from bcnet.space.state import state_of
+from bcnet.space.state import state_of, unwrapped
 from bcnet.space.widths import Side, Widths, WidthSpace, WidthVariable, candidates
 
 
@@ -57,6 +57,7 @@ def trace(
     ``output`` picks what a task is about from an output that is not a tensor, ``lambda y: y["logits"]``; the usual
     ones are found without it. ``check=False`` skips the check of the result on a random network of the space.
     """
+    model = unwrapped(model)
     graph = capture(model, example, output=output)
     state = {**state_of(model, graph.plain), **graph.numbers}
     used = {id(state[name]) for name in graph.used}

@@ -7,7 +7,6 @@ scores differ by what the networks are and not by what they saw. The teacher's a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from bcnet.data.source import Batch
 from bcnet.errors import BcnetError
 from bcnet.space.importance import Keep, importance
 from bcnet.space.network import NetworkSpace
+from bcnet.space.state import duplicate
 from bcnet.space.widths import Widths
 from bcnet.training import distributed
 from bcnet.training.loop import step_seed
@@ -91,7 +91,7 @@ class CutScorer:
         self.space, self.task, self.healing = space, task or Task.classification(), healing or Healing()
         self.device = next(network.parameters()).device
         # Where networks are built, so that no copy crosses devices tensor by tensor.
-        self.source = copy.deepcopy(network).to(next(space.model.parameters()).device)
+        self.source = duplicate(network).to(next(space.model.parameters()).device)
         self.keep = importance(space, self.source, keep) if isinstance(keep, str) else keep
         self.by = self.healing.by
         self._train, self._val = self._kept(train, teacher), self._kept(_in_parts(val), teacher)

@@ -10,7 +10,6 @@ no finalist.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import Batch, Data, First, Source
+from bcnet.space.state import duplicate
 from bcnet.training.loop import History, Loop, Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training, retrain
 from bcnet.training.task import Task
@@ -194,7 +194,7 @@ class Racing:
             return network
         rate = given.rate(step, per_epoch)
         short = replace(given, epochs=1, lr=rate, warmup=0.0, schedule="cosine", final_lr=0.0, ema=0.0)
-        twin = copy.deepcopy(network)
+        twin = duplicate(network)
         retrain(
             twin,
             First(self.data.train, SETTLING),

@@ -205,13 +205,19 @@ def sample_scores(network: nn.Module, source: Source, task: Task, *, bf16: bool 
     return scores
 
 
-@torch.no_grad()
 def learnt(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> bool:
     """Whether a network has learnt anything at all: its outputs score clearly better with the targets of their own
-    inputs than with those of others, drawn from all of ``source``.
+    inputs than with those of others (:func:`standing`).
 
     So this holds for any task, and a network that says the same of every input has not, however often it is right.
     """
+    return standing(network, source, task, bf16=bf16) > CLEAR
+
+
+@torch.no_grad()
+def standing(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> float:
+    """By how many standard errors outputs score better with the targets of their own inputs than with those of others,
+    drawn from all of ``source``: below zero where they score worse, as if a higher score were not the better one."""
     task = task or Task.classification()
     device = next(network.parameters()).device
     others = _some_targets(source, device)
@@ -230,7 +236,10 @@ def learnt(network: nn.Module, source: Source, task: Task | None = None, *, bf16
     gain = torch.cat(gains)
     sampled = 1 / len(others) if others is not None and len(others) < len(gain) else 1 / (DRAWS * len(gain))
     error = float(gain.std()) * (1 / len(gain) + sampled) ** 0.5 if len(gain) > 1 else float("inf")
-    return float(gain.mean()) > CLEAR * error
+    mean = float(gain.mean())
+    if error == 0:  # all alike
+        return math.copysign(math.inf, mean) if mean else 0.0
+    return mean / error
 
 
 def _others(y: Tensor, others: Tensor | None, rng: np.random.Generator) -> list[Tensor]:

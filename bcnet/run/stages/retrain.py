@@ -93,7 +93,7 @@ def _fine_tune(run: Run, name: str, widths: list[int] | None) -> None:
     if name == "full":
         given = run.read("given")
         kept = {"widths": run.full.tolist(), "history": given["history"], "seconds": given["seconds"]}
-        keep_network(run, name, run.given_network(), kept)
+        keep_network(run, name, run.inherited(run.full), kept)
         return
     if name == "found" and run.done("race"):
         _keep_winner(run)
