@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import reference_kernels as reference
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from bcnet.accel.fused_step import PlainStep, choose, plain_step
 from bcnet.accel.fused_step.program import Unsupported
 from bcnet.accel.fused_step.teacher import FusedAnswers, Teacher
-from bcnet.accel.kernels import reference
 from bcnet.data.source import LoaderSource
 from bcnet.models.channel_bench import channel_bench_mobilenet
 from bcnet.training.optim import Optimisation

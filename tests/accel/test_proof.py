@@ -6,10 +6,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import reference_kernels as reference
 import torch
 
 from bcnet.accel.fused_step import proof
-from bcnet.accel.kernels import reference
 
 CPU = torch.device("cpu")
 
