@@ -20,7 +20,7 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
 from bcnet.space.resize import shape_at
 from bcnet.utils.modes import evaluation_mode
-from bcnet.utils.pointwise import safe_gradients
+from bcnet.utils.safe_gradients import safe_gradients
 
 if TYPE_CHECKING:
     from bcnet.space.network import NetworkSpace

@@ -31,7 +31,7 @@ from bcnet.training.reconstruction import Inheritance
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
 from bcnet.utils.modes import evaluation_mode
-from bcnet.utils.pointwise import safe_gradients
+from bcnet.utils.safe_gradients import safe_gradients
 from bcnet.utils.settings import Count, Natural, checked
 
 Floats = NDArray[np.float64]

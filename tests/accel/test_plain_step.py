@@ -185,11 +185,11 @@ def test_answers_of_a_wrong_kernel_are_not_taught() -> None:
     vars(wrong).update(vars(reference))
 
     def halved(*given: Any) -> Any:
-        found = reference.pointwise_forward(*given)
+        found = reference.conv1x1_forward(*given)
         found.base.mul_(0.5)
         return found
 
-    wrong.pointwise_forward = halved  # type: ignore[attr-defined]
+    wrong.conv1x1_forward = halved  # type: ignore[attr-defined]
     teacher, x = NETWORKS["mobilenet"](), batches(1)[0][0]
     for _ in range(20):
         teacher(x)  # its running statistics are those of its activations

@@ -115,7 +115,7 @@ def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: 
     return Rows.whole(torch.stack(dx))
 
 
-def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
+def conv1x1_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
     matrix, given = _matrix(weight, x, outputs), [_given(x, norm, s).to(x.base.dtype) for s in range(x.sides)]
     y = Rows.whole(torch.bmm(torch.stack(given), matrix.transpose(1, 2)))
     if next_norm is not None:
@@ -123,7 +123,7 @@ def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None
     return y
 
 
-def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
+def conv1x1_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
     matrix, products, dx = _matrix(weight, x, dy.channels), _matrix(found, x, dy.channels), []
     for s in range(x.sides):
         hat, u = _before(x, norm, None, s)

@@ -31,7 +31,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution without bias: dense (``pointwise`` where it is a matrix product) or depthwise."""
+    """A convolution without bias: dense (``product`` where it is a matrix product, 1x1 without stride) or depthwise."""
 
     x: int
     out: int
@@ -44,14 +44,14 @@ class Conv:
     outputs: int
 
     @cached_property
-    def pointwise(self) -> bool:
+    def product(self) -> bool:
         plain = self.kernel == self.stride == self.dilation == (1, 1) and self.padding == (0, 0)
         return plain and not self.depthwise
 
     @property
     def normalises(self) -> bool:
         """Whether its kernel can take the norm before it along."""
-        return self.depthwise or (self.pointwise and self.outputs <= NARROW)
+        return self.depthwise or (self.product and self.outputs <= NARROW)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Program:
     def counted(self) -> frozenset[int]:
         """Values whose statistics the convolution that makes them takes along."""
         convolutions = [c for c in self.layers if isinstance(c, Conv) and c.x != self.source]
-        return frozenset(c.out for c in convolutions if c.depthwise or c.pointwise)
+        return frozenset(c.out for c in convolutions if c.depthwise or c.product)
 
     @cached_property
     def summed(self) -> frozenset[str]:

@@ -12,10 +12,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from bcnet.accel.kernels import conv1x1 as cuda_conv1x1
 from bcnet.accel.kernels import depthwise as cuda_depthwise
 from bcnet.accel.kernels import depthwise3 as cuda_depthwise3
 from bcnet.accel.kernels import norm as cuda_norm
-from bcnet.accel.kernels import pointwise as cuda_pointwise
 from bcnet.accel.kernels import tables as cuda_tables
 from bcnet.accel.kernels.launch import Kernel
 from bcnet.accel.kernels.pack import Packed, Places
@@ -38,8 +38,8 @@ class Tuning:
     rows: Tile = (8, 64, 4)
     rows_back: Tile = (16, 32, 4)
     half_back: Tile = (16, 32, 4)
-    pointwise: Tile = (128, 64, 4)
-    pointwise_back: Tile = (64, 32, 4)
+    conv1x1: Tile = (128, 64, 4)
+    conv1x1_back: Tile = (64, 32, 4)
     programs: int = 132 * 8
     tables: tuple[int, int] = (64, 128)
     """Programs that share the copying of one parameter, and of one gradient."""
@@ -54,7 +54,7 @@ _depthwise_rows = Kernel(cuda_depthwise3.depthwise_rows)
 _depthwise_rows_back = Kernel(cuda_depthwise3.depthwise_rows_back)
 _depthwise_half_back = Kernel(cuda_depthwise3.depthwise_half_back)
 _depthwise_weight, _entropy = Kernel(cuda_depthwise.depthwise_weight), Kernel(cuda_tables.entropy)
-_pointwise, _pointwise_back = Kernel(cuda_pointwise.pointwise), Kernel(cuda_pointwise.pointwise_back)
+_conv1x1, _conv1x1_back = Kernel(cuda_conv1x1.conv1x1), Kernel(cuda_conv1x1.conv1x1_back)
 _pack, _unpack = Kernel(cuda_tables.pack), Kernel(cuda_tables.unpack)
 _uploads: dict[torch.device, Uploads] = {}
 
@@ -247,7 +247,7 @@ def _depthwise_backward_3x3(
     )  # fmt: skip
 
 
-def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
+def conv1x1_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
     """x, normalised and activated by ``norm``, times weight (S·O·C, …); the statistics of the result go to
     ``next_norm``."""
     if norm is None and min(x.channels, outputs) > NARROW:
@@ -257,11 +257,11 @@ def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None
             statistics(product, next_norm)
         return product
     y = x.base.new_empty((x.sides, x.rows, outputs))
-    rows, most, warps = tuning.pointwise
+    rows, most, warps = tuning.conv1x1
     block = min(NARROW if norm else most, max(16, _power(outputs)))
     eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
     a, ao = _power_in(x.channels), _power_in(outputs)
-    _pointwise(
+    _conv1x1(
         (-(-x.rows // rows), -(-outputs // block), x.sides),
         (x.base, weight, y, *_affine(norm, weight), weight if next_norm is None else next_norm.sums,
          x.side // a, x.row // a, x.rows, x.channels // a, outputs // ao, eps),
@@ -272,16 +272,16 @@ def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None
     return Rows.whole(y)
 
 
-def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
+def conv1x1_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
     """The gradient of what ``norm`` activates, with ``norm.found``; that of the weight goes to the beginning (S, O, C)
     of ``found``."""
     dx = x.base.new_empty((x.sides, x.rows, x.channels))
-    rows, block, warps = tuning.pointwise_back
+    rows, block, warps = tuning.conv1x1_back
     block = min(block, max(16, _power(x.channels)))
     columns = -(-x.channels // block)
     each, chunks = _chunks(x.rows, rows, 2 * columns * x.sides)
     a, ao = _power_in(x.channels), _power_in(dy.channels)
-    _pointwise_back(
+    _conv1x1_back(
         (chunks, columns, x.sides),
         (dy.dense(), x.base, weight, dx, *_affine(norm, weight), norm.found, found,
          x.side // a, x.row // a, x.rows, x.channels // a, dy.channels // ao, norm.eps, each),
