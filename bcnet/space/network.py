@@ -24,13 +24,13 @@ from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
-from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.importance import Keep, KeptUnits, kept_units
 from bcnet.space.learning import QUICK, learning, tell_lost, tell_resting
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, empty_state, find_attributes, resized, selected, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
 from bcnet.space.state import state_of
+from bcnet.space.torch_export import tensors_in, without_autocast
 from bcnet.space.widths import Side, Widths, WidthSpace, WidthVariable, candidates
 
 
