@@ -36,7 +36,7 @@ from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.weights import fill, finite
 from bcnet.search.constraints import Budget, Constraints, parse_budget
 from bcnet.space.cost import Cost
-from bcnet.space.importance import Scores, importance, taylor
+from bcnet.space.importance import UnitScores, importance, taylor
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.state import duplicate
 from bcnet.space.widths import Widths
@@ -189,11 +189,11 @@ class Run(RunFolder):
         return self.given_network()
 
     @cached_property
-    def channel_scores(self) -> Scores:
+    def channel_scores(self) -> UnitScores:
         """How important every channel of the given network is, by the recipe's criterion."""
         return self.scores_by(self.recipe.keep)
 
-    def scores_by(self, criterion: str) -> Scores:
+    def scores_by(self, criterion: str) -> UnitScores:
         """How important every channel of the given network is by ``criterion``: an array for each variable."""
         if criterion != "taylor":
             return importance(self.space, self.given_network(), criterion, seed=self.recipe.seed)

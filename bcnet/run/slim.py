@@ -27,8 +27,8 @@ from bcnet.run.session import Run, facts
 from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import open_target
 from bcnet.space.capture import check_network
-from bcnet.space.export import tensors_in
 from bcnet.space.state import duplicate, unwrapped
+from bcnet.space.torch_export import tensors_in
 from bcnet.training.retraining import learnt
 from bcnet.training.task import Task
 from bcnet.utils.modes import training_possible
@@ -234,8 +234,8 @@ def _source(model: nn.Module, example: object, device: torch.device, task: Task 
         raise BcnetError(f"task must be a bcnet.Task, not {type(task).__name__}")
     if not isinstance(example, Tensor) and len(tensors_in(example)) > 1:
         raise BcnetError(
-            f"example holds {len(tensors_in(example))} inputs, but slim takes networks of one: give a module that takes one "
-            "tensor, splits it, and calls yours"
+            f"example holds {len(tensors_in(example))} inputs, but slim takes networks of one: give a module that takes "
+            "one tensor, splits it, and calls yours"
         )
     if not isinstance(example, Tensor) or example.ndim < 2:
         raise BcnetError("example must be one batch of inputs, such as torch.randn(1, 3, 32, 32)")

@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError, first_line
-from bcnet.space.export import Arguments, cause, export, tensors_in
 from bcnet.space.handwritten import Handwritten, unmark
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
 from bcnet.space.tidy import lift_numbers, tidy
+from bcnet.space.torch_export import Arguments, cause, exported, tensors_in
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -150,18 +150,18 @@ def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.e
     frozen: list[torch.export.ExportedProgram] = []
     for tried in (given, more):  # the size a network has stored counts as fixed, so another is tried
         with contextlib.suppress(Exception):  # after any failure fixed sizes are tried, and their failure is reported
-            program = export(fresh(), tried, dynamic=True)
+            program = exported(fresh(), tried, dynamic=True)
             if not _frozen(program):
                 return program, tried, True
             frozen.append(program)
     if len(frozen) < 2:
         network = fresh()
         try:
-            frozen = [export(network, given, dynamic=False)]
+            frozen = [exported(network, given, dynamic=False)]
         except Exception as error:
             raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {cause(error)}") from error
         with contextlib.suppress(Exception):  # a network that runs on no other batch size keeps this one
-            frozen.append(export(fresh(), more, dynamic=False))
+            frozen.append(exported(fresh(), more, dynamic=False))
     return frozen[0], given, len(frozen) == 2 and _free_batch(frozen[0], frozen[1], given)
 
 

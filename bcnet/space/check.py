@@ -24,11 +24,11 @@ from bcnet.errors import BcnetError, first_line
 from bcnet.space.axis import Axis
 from bcnet.space.capture import one_more
 from bcnet.space.counting import products
-from bcnet.space.export import tensors_in
 from bcnet.space.learning import alike
 from bcnet.space.operators.table import name_of
 from bcnet.space.resize import shape_at, sliced, tiled
 from bcnet.space.rewrite import graph_network, put
+from bcnet.space.torch_export import tensors_in
 from bcnet.space.walk import layer_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bcnet.space.capture import Capture, Example, used_in_training
-from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.rewrite import graph_network
 from bcnet.space.state import duplicate, state_of
+from bcnet.space.torch_export import tensors_in, without_autocast
 
 Gradients = dict[str, Tensor]
 Answer = tuple[list[Tensor], Gradients]

@@ -24,8 +24,6 @@ from bcnet.training import distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.task import Task
 
-Kept = list[Batch]
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -72,7 +70,7 @@ class Evaluator:
         self.net, self.task, self.bf16, self.by = net, task or Task.classification(), bf16, by
         tune_allocator()
         self.device = next(net.parameters()).device
-        self.batches: Source | Kept = self._kept(batches) if isinstance(batches, Iterable) else batches
+        self.batches: Source | list[Batch] = self._kept(batches) if isinstance(batches, Iterable) else batches
         self.recalibrate = self._kept(recalibrate)
         if not len(self.batches):
             raise BcnetError("there is nothing to score on: the validation set is empty")
@@ -184,7 +182,7 @@ class Evaluator:
             return iter(self.batches)
         return ((self._laid_out(x), y) for x, y in self.batches.batches(0, 0, self.device))
 
-    def _kept(self, batches: Iterable[Batch]) -> Kept:
+    def _kept(self, batches: Iterable[Batch]) -> list[Batch]:
         return [(self._laid_out(x.to(self.device)), y.to(self.device)) for x, y in batches]
 
     def _laid_out(self, x: Tensor) -> Tensor:

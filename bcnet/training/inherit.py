@@ -31,7 +31,7 @@ from bcnet.training.reconstruction import Inheritance
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
 from bcnet.utils.modes import evaluation_mode
-from bcnet.utils.pointwise import safe_gradients
+from bcnet.utils.safe_gradients import safe_gradients
 from bcnet.utils.settings import Count, Natural, checked
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ class Healing:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Held:
     """Batches on the device, and what the teacher says of each (None without one)."""
 
     batches: list[Batch]
@@ -94,7 +94,7 @@ class CutScorer:
         self.source = duplicate(network).to(next(space.model.parameters()).device)
         self.keep = importance(space, self.source, keep) if isinstance(keep, str) else keep
         self.by = self.healing.by
-        self._train, self._val = self._kept(train, teacher), self._kept(_in_parts(val), teacher)
+        self._train, self._val = self._held(train, teacher), self._held(_in_parts(val), teacher)
         self._inherit = Inheritance(space, self.source, self._calibration if reconstruct else [])
         self._sizes = np.array([len(x) for x, _ in self._val.batches], dtype=float)
         self.evaluations = 0
@@ -191,7 +191,7 @@ class CutScorer:
         return measured
 
     @torch.no_grad()
-    def _kept(self, given: Iterable[Batch], teacher: nn.Module | None) -> _Kept:
+    def _held(self, given: Iterable[Batch], teacher: nn.Module | None) -> _Held:
         batches = []
         for x, y in given:
             x, y = x.to(self.device), y.to(self.device)
@@ -199,7 +199,7 @@ class CutScorer:
             batches.append((x.contiguous(memory_format=torch.channels_last) if last else x, y))
         if not batches:
             raise BcnetError("scores of cut networks need training and validation batches, but there is none of one")
-        return _Kept(batches, [None] * len(batches) if teacher is None else self._answers(teacher, batches))
+        return _Held(batches, [None] * len(batches) if teacher is None else self._answers(teacher, batches))
 
     def _answers(self, teacher: nn.Module, batches: list[Batch]) -> list[Any]:
         with evaluation_mode(teacher.to(self.device)), self._autocast():

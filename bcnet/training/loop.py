@@ -24,8 +24,8 @@ from bcnet.errors import BcnetError, NotFinite, first_line
 from bcnet.training import checkpoint, distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.optim import Average, Optimisation, make_optimizer, set_rate
-from bcnet.utils.pointwise import safe_gradients
 from bcnet.utils.progress import Progress as Progress
+from bcnet.utils.safe_gradients import safe_gradients
 
 CHECK_EVERY = 50
 """Steps between checks that the loss is still finite: each check waits for the device."""

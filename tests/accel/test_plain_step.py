@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import reference_kernels as reference
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from bcnet.accel.fused_step import PlainStep, choose, plain_step
 from bcnet.accel.fused_step.program import Unsupported
 from bcnet.accel.fused_step.teacher import FusedAnswers, Teacher
-from bcnet.accel.kernels import reference
 from bcnet.data.source import LoaderSource
 from bcnet.models.channel_bench import channel_bench_mobilenet
 from bcnet.training.optim import Optimisation
@@ -185,11 +185,11 @@ def test_answers_of_a_wrong_kernel_are_not_taught() -> None:
     vars(wrong).update(vars(reference))
 
     def halved(*given: Any) -> Any:
-        found = reference.pointwise_forward(*given)
+        found = reference.conv1x1_forward(*given)
         found.base.mul_(0.5)
         return found
 
-    wrong.pointwise_forward = halved  # type: ignore[attr-defined]
+    wrong.conv1x1_forward = halved  # type: ignore[attr-defined]
     teacher, x = NETWORKS["mobilenet"](), batches(1)[0][0]
     for _ in range(20):
         teacher(x)  # its running statistics are those of its activations

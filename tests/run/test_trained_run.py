@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference_kernels as reference
 import terminal
 import tinyrun
 import torch
@@ -15,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bcnet.accel.fused_step import PlainStep
-from bcnet.accel.kernels import reference
 from bcnet.errors import BcnetError
 from bcnet.report import words
 from bcnet.run.report import report_data, write_report

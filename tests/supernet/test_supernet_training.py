@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import torch
 import torch.nn.functional as F
 import toy
@@ -339,7 +340,6 @@ def test_settings_that_cannot_be(change: dict[str, Any], sentence: str) -> None:
 def test_an_engine_that_is_handed_in_takes_the_same_step() -> None:
     """The fused one, with its reference kernels on the CPU."""
     from bcnet.accel.fused_step import FusedEngine
-    from bcnet.accel.kernels import reference
 
     plain = one_step(toy.supernet(dropout=0.0), PathSampling(), label_smoothing=0.1)
     net = toy.supernet(dropout=0.0)

@@ -32,7 +32,8 @@ Sizes = dict[str, tuple[int, int]]
 class FusedEngine:
     """The supernet's graph as a program of fused kernels, several sides of equal widths at a time.
 
-    ``kernels`` is the module of Triton kernels, or ``reference`` for tests on any device and in any ``dtype``.
+    ``kernels`` is the module of Triton kernels, or for tests one of the same functions in plain torch, which run on any
+    device and in any ``dtype``.
     ``together`` False runs every path alone. With ``track`` the running statistics of batch norm follow the batches, as
     in the training of a plain network. Channels are rounded up to a ``multiple`` where every operator has a kernel of
     its own, which nobody sees but the clock. Gradients are kept in one buffer, of which each ``.grad`` is a view.

@@ -156,9 +156,9 @@ class Tape:
         before = self.norms[layer.x] if layer.x in self.program.folded else None
         after = None if self.recalls else self.norms.get(layer.out)
         weight = self.weights[layer.weight]
-        if layer.pointwise:
+        if layer.product:
             outputs = self.sizes[layer.weight][0]
-            self.values[layer.out] = self.kernels.pointwise_forward(x, weight, outputs, before, after)
+            self.values[layer.out] = self.kernels.conv1x1_forward(x, weight, outputs, before, after)
             self.spaces[layer.out] = space
         elif layer.depthwise:
             window = window_of(layer, space)
@@ -257,23 +257,23 @@ class Tape:
             self.found[layer.weight] = Found(channels_last(dw), 0, dw.numel() // self.sides)
         elif layer.weight in self.program.summed:
             self._summed_back(layer, dy)
-        elif layer.pointwise:
-            self._pointwise_back(layer, dy)
+        elif layer.product:
+            self._conv1x1_back(layer, dy)
         else:
             self._dense_back(layer, dy)
 
     def _summed_back(self, layer: Conv, dy: Rows) -> None:
         x, weight, found = self.values[layer.x], self.weights[layer.weight], self.sums[layer.weight]
         before = self.norms[layer.x] if layer.x in self.program.folded else None
-        if layer.pointwise:
-            dx = self.kernels.pointwise_backward(dy, x, weight, before, found)
+        if layer.product:
+            dx = self.kernels.conv1x1_backward(dy, x, weight, before, found)
         else:
             window = window_of(layer, self.spaces[layer.x])
             dx = self.kernels.depthwise_backward(dy, x, weight, window, before, found)
         self.found[layer.weight] = Found(found, 0, math.prod(self.sizes[layer.weight]))
         self._give(layer.x, dx)
 
-    def _pointwise_back(self, layer: Conv, dy: Rows) -> None:
+    def _conv1x1_back(self, layer: Conv, dy: Rows) -> None:
         outputs, inputs = self.sizes[layer.weight]
         matrix, d, rows = self._matrix(layer.weight), dy.dense(), self.values[layer.x].dense()
         parts = splits(dy.rows, self.sides * tiles(outputs, inputs))
