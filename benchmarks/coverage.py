@@ -210,7 +210,6 @@ def write() -> None:
         "versions": {"torch": torch.__version__}
         | {tool: metadata.version(tool) for tool in sorted(tools)}
         | versions(row["model"] for row in rows),
-        "listed": len([name for name in names() if name not in fresh]),
         "earlier": len(SEEN.read_text().split()),
         "limits_in_seconds": LIMITS,
         "rows": rows,
