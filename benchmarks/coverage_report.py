@@ -1,4 +1,4 @@
-"""docs/results/coverage.md from the rows of coverage.json."""
+"""docs/results/coverage.md from the rows of coverage.json and the text in coverage_page.md."""
 
 from __future__ import annotations
 
@@ -19,116 +19,7 @@ KINDS = {
     "late": "out of time",
 }
 
-TEXT = """\
-# Any CNN: what bcnet, Torch-Pruning and FastNAS can resize
-
-Made from [coverage.json](coverage.json) by `{command}` on {date}: {machine}; {versions}.
-bcnet was measured at {commits}; every row names its commit.
-
-{models} networks with random weights, nothing downloaded, and {later} that were added later (below).
-{unseen} of the former (`benchmarks/coverage_unseen.txt`: {zoos})
-were chosen by rule from the packages' registries before bcnet was run on any of them (`benchmarks/coverage_list.py`).
-**They are no longer unseen:** what failed on them has been mended, before this run and during it. Only those of
-spandrel were new to this run. The other {seen} are every 14th of the {earlier} networks of timm and torchvision that
-the tracing was written with (`benchmarks/coverage_models.txt`).
-
-{first}
-
-{fresh}
-
-Earlier figures, which stay true of an earlier bcnet: of 298 networks that had no part in its making it traced 277,
-built 257 correctly and passed 231 (78 %); Torch-Pruning worked on 189. Of the 282 of timm and torchvision that it was
-written with it passed all, by fewer checks than here; Torch-Pruning, given 30 s for each, worked on 123 of 214 of timm
-and 61 of 68 of torchvision ([rows](coverage-earlier.json)). An earlier page had 206 of these 415 networks, of which 198
-passed when first met and 204 after cures; its Torch-Pruning passed 5 of 15.
-
-{summary}
-
-For bcnet, a network *passes* if all of this holds: something can vary; at the smallest, random and largest widths the
-network is built, runs forward and backward, has exactly the FLOPs that torch's counter sees and exactly the parameters
-that its costs say; an image in a batch of three is answered as it is alone; at full width with the original's weights
-it answers as the original does; at random widths it answers as the original with the dropped channels zeroed; and a
-path of its supernet (`bcv2`, both sides) answers as the network built from its weights, and learns as that network
-does or is said not to (in rows with `gradients`). Outputs are equal if they differ by less than 1e-5 of the largest, in
-double precision where single precision does not decide. Constant weights (ones, zeros, small layer scales) are made
-random first and batch norm is given statistics, so that nothing hides. A network is *weak* if less than half of its
-FLOPs can be reduced: 1 − FLOPs(smallest) / FLOPs(largest).
-
-Where channels are normalised or reduced together without weights (layer and group norm, weight standardisation, a mean
-over channels, attention that is scaled by its width) slicing is not the same as zeroing, and {incomparable} networks
-cannot be compared in this way; they are counted as passing that check, and the supernet's check covers them.
-
-Torch-Pruning (`BasePruner`, group magnitude, ratio 0.5) and ModelOpt's FastNAS (`convert`, the smallest network,
-`export`; no search) *pass* if the resized network runs forward and backward, has outputs of the same shapes and
-fewer parameters, answers as the original with zeros wherever bcnet's row shows that the network can be compared so,
-and, for FastNAS, answers after export as its path did. They are not asked for exact FLOPs, other batch sizes or
-several widths, and get no hints about individual networks. Torch-Pruning is told which layers give the output, found
-by autograd or, if it then fails, by their width, and passes if either way does. {rivals} {on_later}{chosen}
-
-Seconds of processor time on one thread of a busy machine, for the analysis alone (bcnet: `trace`, of which
-`torch.export`, with the batch size as a symbol, takes {export:.0%}): {seconds}. {present} Limits for a network, checks
-included: {limits}; a network that runs out of time does not pass, and some of Torch-Pruning's might with more: its two
-attempts and all checks, in double precision, share its {patience} s. The goals were: at least 97 % of 400 networks
-pass, none is wrong without a word, no raw error, a median trace within 2 s and none above 15 s. Rows are of several
-commits and of hours with different loads; at 9fa221ecddb8 networks were exported in a way that was given up, since RAFT
-took 17 s by it. What was gained last is in [coverage-speed.json](coverage-speed.json): {speed} What comparing gradients
-has cost since then is in [coverage-speed-gradients.json](coverage-speed-gradients.json): {gradients_speed}
-
-## What this does not show
-
-{gradients} Before they were compared, gradients written by hand were lost: a supernet trained no layer of RevNet, which
-`trace` said, and only 2 of 22 parameters of `pytorchcv:wrn20_10_1bit_svhn`, which nothing said; both learn now. `trace`
-compares gradients in evaluation mode: what a forward does in training only (stochastic depth, the power iteration of
-spectral norm) rests in a supernet. It compares them in networks of more than 2 GFLOPs only if these have functions or
-hooks. Rows of earlier commits can be out of date: when half of the networks were measured again two that had passed
-(`ultralytics:yolo26n-seg` and `yolo26n-pose`) ended in a raw error, until that was mended.
-
-Weights are random: that a network can be cut says nothing about how well it then learns. Inputs are small, of one size
-each, and on the CPU. One random configuration stands for all. Not on the list are networks that run on no input tried
-here, that need more than one size or kind of input each time, or that are larger than the smallest of their family; nor
-are whole detectors with their boxes, and transformers without convolutions. Torch-Pruning and FastNAS would do better
-with hints from somebody who knows them.
-
-## Where bcnet fails
-
-{failures}
-
-## What failed when first met, and passes now
-
-With `timm:iformer_t` the check was at fault: the network's attention is scaled by its width, which zeroing does not
-change. All others were mended in bcnet.
-
-{mended}
-
-## Weak networks
-
-{weak}
-
-CondenseNet (`pytorchcv:condensenet74_c8_g8`) was weak on an earlier page (0.21). Its row now describes a network whose
-buffers of channel numbers are all zero, as its zoo makes them, so that most channels are never read. Once these numbers
-are learnt its groups tie all channels, and it is as weak as before.
-
-## Built from the graph
-
-The network's own class does not run at other widths (sizes are written into its forward), so bcnet builds plain layers
-from its exported graph.
-
-{graphs}
-
-## Layers that keep their width
-
-The network's output, which never varies, is left out. Reasons are as bcnet gives them, with the number of layers.
-
-{fixed}
-
-## Where Torch-Pruning fails
-
-{torch_pruning}
-
-## Where FastNAS fails
-
-{fastnas}
-"""
+TEXT = (Path(__file__).parent / "coverage_page.md").read_text()
 
 
 def speed(found: dict[str, Any]) -> str:
@@ -174,7 +65,7 @@ def markdown(results: dict[str, Any]) -> str:
     """The page for people."""
     rows = {tool: [r for r in results["rows"] if r["tool"] == tool] for tool in TOOLS}
     ours = rows["bcnet"]
-    comparable = {r["model"] for r in ours if r.get("sliced") == "equal"}
+    comparable = {r["model"] for r in ours if r.get("sliced") == "equal" and not r.get("mixing")}
     for tool in ("torch-pruning", "fastnas"):
         rows[tool] = [judged(row, comparable) for row in rows[tool]]
     added = {tool: [r for r in found if r.get("fresh")] for tool, found in rows.items()}
@@ -256,8 +147,8 @@ def fresh(rows: list[Row]) -> str:
         "**Networks that bcnet had never met** (`benchmarks/coverage_fresh.txt`, listed before it was run on any): of "
         f"those written by hand (`coverage_fresh*.py`) {share(written, at_once)} passed when first met and "
         f"{share(written, passes)} after cures; of those of {packages} {share(others, at_once)} when first met and "
-        f"{share(others, passes)} after cures. Wrong without a word: {wrong}. Whoever wrote those by hand knew the code "
-        "of bcnet, but not how these networks would fare. They are not in the table below."
+        f"{share(others, passes)} after cures. Wrong without a word: {wrong}. Whoever wrote those by hand knew the "
+        "code of bcnet, but not how these networks would fare. They are not in the table below."
     )
 
 
