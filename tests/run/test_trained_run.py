@@ -113,7 +113,7 @@ def test_every_score_finds_a_network(tmp_path: Path, weights: Path, score: str) 
     run = tinyrun.trained(tmp_path, weights, score=score, supernet={"epochs": 2}, race=None, compare=[])
     notes = tinyrun.Notes()
     tinyrun.work(run, listener=notes)
-    stages = ["trace", "given", *(["train"] if score == "supernet" else []), "search", "retrain", "compare"]
+    stages = ["trace", "given", *(["train"] if score == "supernet" else []), "search", "rate", "retrain", "compare"]
     assert notes.stages == stages
     found = run.read("search")
     assert found["scored_by"] == score
