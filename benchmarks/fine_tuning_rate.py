@@ -31,6 +31,7 @@ from bcnet.search.constraints import Constraints
 from bcnet.space.importance import importance
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.training.optim import Optimisation
+from bcnet.training.rate import choose_rate
 from bcnet.training.recalibration import recalibrate
 from bcnet.training.reconstruction import inherited
 from bcnet.training.retraining import Distillation, Retraining, evaluate, retrain
@@ -235,6 +236,7 @@ RULES: dict[str, Callable[[Probes], float]] = {
     "the highest within 1 % of it": highest_near,
     "the highest within 3 % of it": partial(highest_near, share=0.03),
     "by steps from 0.03": lambda probes: climbed(probes)[0],
+    "the highest within 1 %, by steps from 0.05 (bcnet)": lambda probes: choose_rate(lambda rate: probes[rate])[0],
 }
 
 

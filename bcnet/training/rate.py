@@ -19,37 +19,45 @@ from bcnet.training.loop import Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, retrain
 from bcnet.training.task import Task
 
-RATES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-"""The rates that may be tried, falling."""
-FIRST = 0.03
-"""The rate that is tried first."""
+RATES = (0.3, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
+"""The rates that may be probed, falling."""
+FIRST = 0.05
+"""The rate that is probed first."""
+NEAR = 0.01
+"""Of losses that differ by no more than this share of the least, the one of the highest rate counts as the best: a long
+training bears a higher rate than a short one (docs/results/fine-tuning-rate.md)."""
 SHARE = 10
 """A probe takes one of so many parts of the whole training."""
 USUAL = 3
-"""Rates that are tried where the first one is the best or next to it."""
+"""Rates that are probed where the first one is taken."""
 
 
 def choose_rate(loss: Callable[[float], float]) -> tuple[float, dict[float, float]]:
-    """The rate of the least ``loss``, and all that was asked for: from :data:`FIRST` downwards while it falls or is
-    infinite, and upwards only if the rate below was no better."""
+    """The highest rate whose ``loss`` is near the least, and all losses that were asked for: from :data:`FIRST` up
+    while they are near the least so far, then down while they are clearly lower than it. A rate at which training
+    diverges has an infinite loss."""
     found = {FIRST: loss(FIRST)}
     start = RATES.index(FIRST)
-    for rates in (RATES[start + 1 :], RATES[start - 1 :: -1]):
-        before = FIRST
-        for rate in rates:
-            found[rate] = loss(rate)
-            if found[rate] >= found[before] < math.inf:
-                break
-            before = rate
-        if before != FIRST:
+
+    def near() -> float:
+        least = min(found.values())
+        return least + NEAR * abs(least) if least < math.inf else -math.inf
+
+    for rate in RATES[start - 1 :: -1]:
+        found[rate] = loss(rate)
+        if found[rate] > near():
             break
-    best = min(found, key=lambda rate: found[rate])
-    if found[best] == math.inf:
+    for rate in RATES[start + 1 :]:
+        least = min(found.values())
+        found[rate] = loss(rate)
+        if least < math.inf and found[rate] + NEAR * abs(found[rate]) >= least:
+            break
+    if min(found.values()) == math.inf:
         raise BcnetError(
             f"fine-tuning diverges at every rate from {max(found):g} to {min(found):g}: clip the gradient with "
             "retrain.clip=1, or look for values in the data that are far too large"
         )
-    return best, found
+    return max(rate for rate, value in found.items() if value <= near()), found
 
 
 def probe_loss(
