@@ -173,8 +173,8 @@ TEXT_WORTH = [
 ]
 TEXT_SUPERNETS = [
     "A supernet's scores err, and a search looks for the widths whose scores err upwards. So the model is fitted to",
-    "the scores of a search, its gains drawn half way to the same gain for every layer, or further where the scores tell",
-    "little, and the widths it rates best within the budget are chosen.",
+    "the scores of a search, its gains drawn half way to the same gain for every layer, or further where the scores",
+    "tell little, and the widths it rates best within the budget are chosen.",
     "",
     "Searches by the scores of real supernets ([Channel-Bench](channel-bench.md) has their training), {evaluations}",
     "evaluations, {seeds} seeds, 25, 50 and 75 % of the FLOPs: mean regret in points of the denoised table, by",
