@@ -319,8 +319,8 @@ def page(data: dict[str, Any]) -> str:
             "",
             f"The goal by scores is Kendall {by_score:.2f}, which `bcv2` {verdict} (best row {reached:.3f}), by any",
             f"predictor {by_any:.2f}, which its log-width model {also} (best row {by_log_width:.3f}). The best of",
-            "several rows is a choice by the table that judges, so these are upper ends. An earlier version of this page",
-            "had lower goals, 0.76 and 0.72, which the model reached.",
+            "several rows is a choice by the table that judges, so these are upper ends. An earlier version of this",
+            "page had lower goals, 0.76 and 0.72, which the model reached.",
             "",
         ]
     for part, section in (("stand_in", stand_in), ("readings", readings), ("tried", tried)):
