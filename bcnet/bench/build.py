@@ -70,7 +70,7 @@ class BuildConfig:
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What decides the results; where they are computed does not."""
+        """The settings that decide the results; where they are computed does not matter."""
         found = asdict(self)
         for name in ("workers", "executor", "device", *(() if self.networks else ("networks", "within"))):
             del found[name]
@@ -243,7 +243,7 @@ def train_one(config: BuildConfig, job: Job) -> dict[str, float]:
 
 
 def train_widths(config: BuildConfig, space: Any, data: Any, widths: Widths, seed: int) -> dict[str, float]:
-    """Train the network of ``widths`` (L,) as the others of a table, candidates or not."""
+    """Train the network at ``widths`` (L,), candidates or not, as the others of a table are."""
     import torch
 
     from bcnet.training.retraining import Retraining, evaluate, retrain

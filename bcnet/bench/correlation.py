@@ -40,7 +40,7 @@ def correlations(x: ArrayLike, y: ArrayLike) -> Correlations:
 
 
 def reliability(acc: ArrayLike) -> float:
-    """The share of the variance of the means of ``acc`` (n, S) that is no seed noise, in 0..1.
+    """The share of the variance of the means of ``acc`` (n, S) that is not seed noise, in 0..1.
 
     The variance of the S-seed means is that of the true accuracies plus ``sigma^2 / S``, with sigma^2
     the variance between seeds, pooled over all networks.

@@ -113,7 +113,7 @@ class RankConfig:
 
     @property
     def name(self) -> str:
-        """What tells this experiment from any other: its folder's name."""
+        """The name of this experiment's folder, which tells it from any other."""
         told = ("space", "method", "epochs", "seed")
         rest = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in told]
         usual = {f"{f.name}={f.default}" for f in fields(self)}
@@ -287,9 +287,9 @@ def _effects(
     variables: Sequence[WidthVariable],
     widths: NDArray[np.int64],
 ) -> list[dict[str, Any]]:
-    """What each candidate of each variable is worth on average, in points: to the supernet and in the table.
+    """What each candidate of each variable is worth on average, in points, to the supernet and in the table.
 
-    Where the two differ is where a supernet ranks wrongly.
+    Where the two differ, the supernet ranks wrongly.
     """
     found = []
     for variable, column in zip(variables, widths.T, strict=True):

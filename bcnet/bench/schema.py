@@ -86,7 +86,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _fault(key: str, entry: Any, first: Any) -> str | None:
-    """What is wrong with an entry, given that the first entry of the table is right."""
+    """What is wrong with an entry, assuming that the first entry of the table is right."""
     if not isinstance(entry, dict) or any(field not in entry for field in FIELDS):
         return f"the entry of key {key!r} must be an object with {', '.join(FIELDS)}"
     acc = entry["acc"]

@@ -114,7 +114,8 @@ _DIGIT_OF[[ord(digit) for digit in DIGITS]] = np.arange(len(DIGITS))
 
 
 def _ranks(variable: WidthVariable, stride: int) -> Indices:
-    """A width's share of the index, by width: (l + 1,); so negative for no candidate that any sum is."""
+    """What each width adds to the index, (l + 1,); for widths that are no candidates a number so low that every sum
+    with it is negative."""
     ranks = np.full(variable.max + 1, -MAX_SIZE, dtype=np.int64)
     ranks[list(variable.candidates)] = stride * np.arange(len(variable.candidates))
     return ranks

@@ -128,7 +128,7 @@ def _choice(log_width: LogWidthModel, constraints: Constraints, ledger: Ledger, 
 
 
 def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
-    """Let the strategy ask until it or the evaluations end; returns what a person should know of that."""
+    """Run the strategy until it or the evaluations end; returns notes for people."""
     ended = False
     idle, scores = 0, None
     for generation in range(1, IDLE_ROUNDS * config.evaluations):
@@ -157,7 +157,7 @@ def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
 
 
 def _short_of_uniform(constraints: Constraints, ledger: Ledger) -> list[str]:
-    """What to say where the scorer knows candidates alone and these cannot express uniform scaling."""
+    """A note for searches whose candidates cannot express uniform scaling, if the scorer takes only candidates."""
     exact = tuple(constraints.uniform().tolist())
     if any(t.widths == exact and t.score is not None for t in ledger.trials):
         return []

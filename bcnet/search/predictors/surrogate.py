@@ -56,8 +56,8 @@ class Surrogate:
         self._count += len(y)
 
     def fit(self, rng: np.random.Generator, explore: float = 1.0) -> None:
-        """Draw the weights from what the data leaves possible (Thompson sampling): widths that may be good get
-        their chance. ``explore`` scales that doubt; 0 takes the likeliest weights.
+        """Draw the weights from their posterior (Thompson sampling), so that widths that may be good get their
+        chance. ``explore`` scales its spread; 0 takes the likeliest weights.
 
         The penalty is chosen anew by cross-validation whenever the data has doubled.
         """
