@@ -146,8 +146,8 @@ class _OnnxTimer(Timer):
 
 
 def clock(on_cpu: bool) -> Callable[[], int]:
-    """A clock in nanoseconds: wall time, or, if a single thread does all the work, only the time in which it had a core:
-    other programs then do not count, and a pass takes as long as on an idle machine."""
+    """A clock in nanoseconds: wall time, or, if one thread does all the work, only the time in which it had a core:
+    other programs do not count then, and a pass takes as long as on an idle machine."""
     alone = on_cpu and torch.get_num_threads() == 1 and time.get_clock_info("thread_time").resolution <= 1e-6
     return time.thread_time_ns if alone else time.perf_counter_ns
 
