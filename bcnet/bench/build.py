@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import model_validator
 
 from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import parse_budget
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.training.optim import Optimisation
 from bcnet.utils.files import clear_errors, read_regular, write_file
 from bcnet.utils.progress import Listener
@@ -118,7 +117,7 @@ def build_sample(config: BuildConfig, folder: str | Path, listener: Listener | N
     return found
 
 
-def _train_all(config: BuildConfig, place: Path, listener: Listener | None) -> NDArray[np.float64]:
+def _train_all(config: BuildConfig, place: Path, listener: Listener | None) -> Floats:
     """Accuracies (n, seeds) of the best epochs; every result is in ``results.jsonl`` as soon as it is known."""
     count = len(_rows(config, _space(config)))
     results = _Results(place, config)

@@ -6,9 +6,10 @@ import math
 from typing import TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from bcnet.errors import BcnetError
+from bcnet.space.widths import Floats
 
 
 class Correlations(TypedDict):
@@ -80,7 +81,7 @@ def noise_ceiling(acc: ArrayLike, draws: int = 16, seed: int = 0) -> Correlation
     }
 
 
-def _runs(acc: ArrayLike) -> NDArray[np.float64]:
+def _runs(acc: ArrayLike) -> Floats:
     runs = np.asarray(acc, dtype=np.float64)
     if runs.ndim != 2 or runs.shape[0] < 2 or runs.shape[1] < 2:
         raise BcnetError(

@@ -18,14 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.cost import Cost
-from bcnet.space.widths import Widths, WidthSpace, WidthVariable
+from bcnet.space.widths import Indices, Widths, WidthSpace, WidthVariable
 from bcnet.utils.files import read_regular
 
 DIGITS = "123456789abcdefghijklmnopqrstuvwxyz"
 MAX_SIZE = 2**24
 LARGEST_FILE = 2**24  # bytes; far more than a small space needs
-
-Indices = NDArray[np.int64]
 
 
 class BenchSpace(WidthSpace):

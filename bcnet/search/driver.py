@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from bcnet.errors import BcnetError
 from bcnet.search.config import SearchConfig
@@ -28,12 +28,12 @@ from bcnet.search.strategies.markov import markov
 from bcnet.search.strategies.neighbours import neighbours
 from bcnet.search.trial import Trial, best_of, front_of
 from bcnet.space.cost import Cost
-from bcnet.space.widths import Widths, WidthSpace
+from bcnet.space.widths import Floats, Widths, WidthSpace
 
 STRATEGIES = ("evolution", "neighbours", "prior", "markov", "agent", "legr", "greedy", "random", "uniform", "enumerate")
 IDLE_ROUNDS = 100
 
-Ranked = list[NDArray[np.float64]]
+Ranked = list[Floats]
 
 
 @dataclass(frozen=True)

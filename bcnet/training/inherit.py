@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from bcnet.data.source import Batch
@@ -22,7 +22,7 @@ from bcnet.errors import BcnetError
 from bcnet.space.importance import Keep, importance
 from bcnet.space.network import NetworkSpace
 from bcnet.space.state import duplicate
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.training import distributed
 from bcnet.training.loop import step_seed
 from bcnet.training.optim import Optimisation, make_optimizer, set_rate
@@ -33,8 +33,6 @@ from bcnet.training.task import Task
 from bcnet.utils.modes import evaluation_mode
 from bcnet.utils.safe_gradients import safe_gradients
 from bcnet.utils.settings import Count, Natural, checked
-
-Floats = NDArray[np.float64]
 
 PARTS = 4
 """The least parts that held-out images are measured in, so that the noise of scores is known."""

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError, NotFinite, first_line
+from bcnet.space.widths import Floats
 from bcnet.training import checkpoint, distributed
 from bcnet.training.cuda_graph import CudaGraphStep
 from bcnet.training.loop import History, Loop, Progress, out_of_memory
@@ -188,11 +188,11 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
 
 
 @torch.no_grad()
-def sample_scores(network: nn.Module, source: Source, task: Task, *, bf16: bool = False) -> NDArray[np.float64]:
+def sample_scores(network: nn.Module, source: Source, task: Task, *, bf16: bool = False) -> Floats:
     """The score of every sample of ``source``, (n,): what two networks are compared by on the same images."""
     with evaluation_mode(network):
         found = [task.score(output, y).double().cpu() for _, y, output in _answers(network, source, bf16)]
-    scores: NDArray[np.float64] = torch.cat(found).numpy()
+    scores: Floats = torch.cat(found).numpy()
     return scores
 
 

@@ -24,9 +24,9 @@ from bcnet.errors import first_line
 from bcnet.space.importance import Keep
 from bcnet.space.network import NetworkSpace
 from bcnet.space.resize import sliced
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.supernet.supernet import Supernet
-from bcnet.training.inherit import CutScorer, Floats, Healing
+from bcnet.training.inherit import CutScorer, Healing
 from bcnet.training.loop import out_of_memory
 from bcnet.training.task import Task
 

@@ -26,7 +26,6 @@ from bcnet.space.widths import Side
 from bcnet.supernet.supernet import Plan, Supernet
 from bcnet.utils.modes import evaluation_mode
 
-Path = tuple[ArrayLike, Side]
 Sizes = dict[str, tuple[int, int]]
 
 
@@ -79,7 +78,7 @@ class FusedEngine:
         self,
         x: Tensor,
         y: Tensor,
-        paths: Sequence[Path],
+        paths: Sequence[tuple[ArrayLike, Side]],
         weights: Sequence[float] | None = None,
         smoothing: float = 0,
         teachers: Sequence[int | None] | None = None,
@@ -155,7 +154,7 @@ class FusedEngine:
         half, full = packed.of(group)
         return dict(zip(self._names, (*half, *full), strict=True))
 
-    def _groups(self, paths: Sequence[Path]) -> list[list[int]]:
+    def _groups(self, paths: Sequence[tuple[ArrayLike, Side]]) -> list[list[int]]:
         """Numbers of paths that run together: those of equal widths, at most two."""
         waiting: dict[tuple[int, ...], list[int]] = {}
         found = []

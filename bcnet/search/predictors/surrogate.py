@@ -11,16 +11,13 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cholesky, solve_triangular
 
-from bcnet.space.widths import Floats
+from bcnet.space.widths import Floats, Indices
 
 MOST_FEATURES = 400
 DEGREE = 3
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
-
-Indices = NDArray[np.int64]
 
 
 class Surrogate:
