@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import model_validator
 
 from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import parse_budget
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.training.optim import Optimisation
 from bcnet.utils.files import clear_errors, read_regular, write_file
 from bcnet.utils.progress import Listener
@@ -70,7 +69,7 @@ class BuildConfig:
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What decides the results; where they are computed does not."""
+        """The settings that decide the results; where they are computed does not matter."""
         found = asdict(self)
         for name in ("workers", "executor", "device", *(() if self.networks else ("networks", "within"))):
             del found[name]
@@ -118,7 +117,7 @@ def build_sample(config: BuildConfig, folder: str | Path, listener: Listener | N
     return found
 
 
-def _train_all(config: BuildConfig, place: Path, listener: Listener | None) -> NDArray[np.float64]:
+def _train_all(config: BuildConfig, place: Path, listener: Listener | None) -> Floats:
     """Accuracies (n, seeds) of the best epochs; every result is in ``results.jsonl`` as soon as it is known."""
     count = len(_rows(config, _space(config)))
     results = _Results(place, config)
@@ -243,7 +242,7 @@ def train_one(config: BuildConfig, job: Job) -> dict[str, float]:
 
 
 def train_widths(config: BuildConfig, space: Any, data: Any, widths: Widths, seed: int) -> dict[str, float]:
-    """Train the network of ``widths`` (L,) as the others of a table, candidates or not."""
+    """Train the network at ``widths`` (L,), candidates or not, as the others of a table are."""
     import torch
 
     from bcnet.training.retraining import Retraining, evaluate, retrain

@@ -67,7 +67,7 @@ def _contiguous(network: nn.Module) -> nn.Module:
 
 @contextmanager
 def as_onnx(network: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[OnnxNetwork]:
-    """``network``, on the CPU, as onnxruntime runs it; its file is there meanwhile."""
+    """``network``, on the CPU, as onnxruntime runs it; its file exists as long as the context does."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
         write_onnx(network, inputs, path)
@@ -75,7 +75,7 @@ def as_onnx(network: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[OnnxNetw
 
 
 def any_batch(inputs: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:
-    """What torch's exporters are told, so that a file takes batches of any size."""
+    """Arguments of torch's exporters that make a file take batches of any size."""
     batch = torch.export.Dim("batch", min=1)
     return tuple({0: batch} for _ in inputs)
 

@@ -68,7 +68,7 @@ class SearchConfig:
         return self.evaluations - int(self.by_log_width)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide which widths are asked for; where they are scored does not, nor does how many
-        are, unless the last is the log-width model's."""
+        """The settings that decide which widths are asked for. Where they are scored does not matter, nor how many are,
+        unless the log-width model has the last word."""
         apart = ("executor", "workers") if self.by_log_width else ("executor", "workers", "evaluations", "choose")
         return {k: v for k, v in asdict(self).items() if k not in apart}

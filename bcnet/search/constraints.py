@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bcnet.errors import BcnetError
 from bcnet.space.cost import Cost
-from bcnet.space.widths import Widths, WidthSpace
+from bcnet.space.widths import Floats, Widths, WidthSpace
 
 _COUNT = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _BYTES = {"B": 1, "KB": 10**3, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -112,7 +112,7 @@ class Constraints:
             if twin is not None:
                 raise BcnetError(f"budget {budget.name!r} is given twice ({twin.text} and {budget.text}): give it once")
 
-    def excess(self, widths: Widths) -> NDArray[np.float64]:
+    def excess(self, widths: Widths) -> Floats:
         """How far widths (n, L) are above each budget, relative to it: (n, B), positive where too costly."""
         return np.column_stack([self.costs[b.name](widths) / b.limit - 1 for b in self.budgets])
 
@@ -171,9 +171,9 @@ class Constraints:
             bad = bad[~self.feasible(self.space.decode(index[bad]))]
         return index
 
-    def used(self, widths: Widths) -> NDArray[np.float64]:
+    def used(self, widths: Widths) -> Floats:
         """How much of the budget that they come nearest to widths (n, L) use: (n,)."""
-        share: NDArray[np.float64] = 1 + self.excess(widths).max(axis=1)
+        share: Floats = 1 + self.excess(widths).max(axis=1)
         return share
 
     def fill(self, widths: Widths, rng: np.random.Generator, enough: float = math.inf) -> Widths:

@@ -102,7 +102,7 @@ def _same_part(
 
 
 def _answers(run: Callable[..., Any], space: NetworkSpace) -> list[Tensor]:
-    """What a network gives for the example, with the same random numbers each time."""
+    """The outputs of a network for the example, with the same random numbers each time."""
     with torch.random.fork_rng(devices=[t.device for t in space.example if t.is_cuda]):
         torch.manual_seed(0)
         return tensors_in(run(*tensors_in(space.inputs)))

@@ -23,6 +23,7 @@ from bcnet.supernet.supernet import Plan, Stats, Supernet
 from bcnet.training import distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.task import Task
+from bcnet.utils.modes import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class Evaluator:
         self._checked = False
 
     def score(self, widths: ArrayLike) -> float:
-        """What one configuration (L,) is ranked by, score or negated loss: the mean of both sides, higher is better."""
+        """The score of one configuration (L,), or its negated loss: the mean of both sides, higher is better."""
         return float(self.score_many(np.asarray(widths)[None])[0])
 
     def score_many(self, widths: ArrayLike) -> Floats:
-        """What configurations (n, L) are ranked by: (n,)."""
+        """The same for configurations (n, L): (n,)."""
         found = self.measure(widths)
         return found.score if self.by == "score" else -found.loss
 
@@ -92,12 +93,8 @@ class Evaluator:
         rows = np.atleast_2d(self.net.space.check(widths))
         if not len(rows):
             raise BcnetError("there are no widths to score")
-        mode = self.net.training
-        self.net.eval()
-        try:
+        with evaluation_mode(self.net):
             self._measure_new(rows, progress)
-        finally:
-            self.net.train(mode)
         return self._scores(np.stack([self._known[row.tobytes()] for row in rows]))
 
     def _measure_new(self, rows: Widths, progress: Callable[[int, int], None] | None) -> None:

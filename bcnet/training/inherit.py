@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from bcnet.data.source import Batch
@@ -22,7 +22,7 @@ from bcnet.errors import BcnetError
 from bcnet.space.importance import Keep, importance
 from bcnet.space.network import NetworkSpace
 from bcnet.space.state import duplicate
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.training import distributed
 from bcnet.training.loop import step_seed
 from bcnet.training.optim import Optimisation, make_optimizer, set_rate
@@ -33,8 +33,6 @@ from bcnet.training.task import Task
 from bcnet.utils.modes import evaluation_mode
 from bcnet.utils.safe_gradients import safe_gradients
 from bcnet.utils.settings import Count, Natural, checked
-
-Floats = NDArray[np.float64]
 
 PARTS = 4
 """The least parts that held-out images are measured in, so that the noise of scores is known."""
@@ -56,7 +54,7 @@ class Healing:
 
 @dataclass(frozen=True)
 class _Held:
-    """Batches on the device, and what the teacher says of each (None without one)."""
+    """Batches on the device, and the teacher's output for each (None without a teacher)."""
 
     batches: list[Batch]
     taught: list[Any]
@@ -66,7 +64,7 @@ class _Held:
 
 
 class CutScorer:
-    """Scores widths by the network they leave of ``network``: ``score(widths)``, higher is better.
+    """Scores widths by the network that is left when ``network`` is cut to them: ``score(widths)``, higher is better.
 
     ``keep`` says which channels stay (a criterion, or scores of one's own), and with ``reconstruct`` layers make up for
     the others (:mod:`bcnet.training.reconstruction`); ``train`` are the batches for fine-tuning and for batch norm's
@@ -102,7 +100,7 @@ class CutScorer:
         self._check(network, teacher)
 
     def score(self, widths: ArrayLike) -> float:
-        """What one width vector (L,) is ranked by: its negative loss on ``val``, or its score."""
+        """The score of one width vector (L,): its negative loss on ``val``, or the task's score there."""
         return float(self.score_many(np.asarray(widths)[None])[0])
 
     def score_many(self, widths: ArrayLike) -> Floats:
@@ -124,7 +122,7 @@ class CutScorer:
         return np.array([self._known[row.tobytes()][:, column] for row in rows])
 
     def _measured(self, widths: Widths) -> Floats:
-        """What :meth:`_measure` says of the network at ``widths`` (L,)."""
+        """The result of :meth:`_measure` for the network at ``widths`` (L,)."""
         return self._measure(self.network(widths))
 
     def heal_by(self, steps: int, lr: float) -> None:
@@ -179,7 +177,7 @@ class CutScorer:
 
     @torch.no_grad()
     def _measure(self, network: Callable[[Tensor], Any]) -> Floats:
-        """What every part says of a network by each of :data:`_MEASURES`, means over its images: higher is better."""
+        """Each of :data:`_MEASURES` of a network on every part, the mean over its images: higher is better."""
         found = []
         for x, y, taught in self._val:
             with self._autocast():

@@ -85,7 +85,7 @@ class Loop(ABC):
         """Raise a :class:`BcnetError` if the network does not suit the first batch."""
 
     def record(self, losses: Tensor) -> None:  # noqa: B027, recording is optional
-        """Take note of the losses of a step, (p,), averaged over all processes."""
+        """Record the losses of a step, (p,), averaged over all processes."""
 
     def averaged(self) -> Iterable[Any]:
         """The tensors that ``ema`` averages."""

@@ -94,7 +94,7 @@ class Winner:
 
 
 class Racing:
-    """``by`` is what decides: the lowest held-out ``loss`` or the highest ``score``."""
+    """A race that is decided ``by`` the lowest held-out ``loss`` or the highest ``score``."""
 
     def __init__(
         self,

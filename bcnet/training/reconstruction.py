@@ -141,7 +141,7 @@ def _some(space: NetworkSpace, batches: Iterable[tuple[Tensor, Any]]) -> list[Te
 
 
 class _Lane(fx.Interpreter):
-    """One batch on its way through a network, operator by operator; what is not needed any more is let go.
+    """One batch on its way through a network, operator by operator; values are freed after their last use.
 
     Convolutions whose nodes ``wide`` names are computed at the size that it says."""
 

@@ -141,7 +141,7 @@ def _as_labels(target: Tensor, output: Tensor) -> str:
 
 
 def _mean(name: str, function: Callable[[Any, Any], Tensor], output: Any, target: Any) -> Tensor:
-    """What a loss gives, if that is one number."""
+    """The value of a loss, if it is a single number."""
     found = _tried(name, function, output, target)
     if not isinstance(found, Tensor) or found.numel() != 1:
         raise BcnetError(f"the task's {name} gives {_form(found)}, but it must be one number, the mean over the batch")

@@ -1,8 +1,8 @@
 """The captured graph as a short list of layers that the fused engine knows how to run backwards.
 
-Batch norm takes the addition and the activation that follow it along, so a residual block is convolutions
-and norms only. Whatever else a graph holds runs as it is, under autograd (:class:`Eager`). Only where the network has
-several inputs or outputs is there no program: :class:`Unsupported` says why, and the plain engine runs it.
+Batch norm includes the addition and the activation that follow it, so a residual block consists of convolutions and
+norms only. All other operators run as they are, under autograd (:class:`Eager`). Only a network with several inputs or
+outputs has no program: :class:`Unsupported` says why, and the plain engine runs it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Conv:
 
     @property
     def normalises(self) -> bool:
-        """Whether its kernel can take the norm before it along."""
+        """Whether its kernel can apply the norm before it."""
         return self.depthwise or (self.product and self.outputs <= NARROW)
 
 
@@ -132,7 +132,7 @@ class Program:
 
     @cached_property
     def folded(self) -> dict[int, Norm]:
-        """Norms that only one convolution needs, by their values, which applies them as it reads."""
+        """Norms that a single convolution reads and applies while reading, by their values."""
         readers: dict[int, list[Layer]] = {}
         for layer in self.layers:
             for value in reads(layer):
@@ -153,13 +153,13 @@ class Program:
 
     @cached_property
     def counted(self) -> frozenset[int]:
-        """Values whose statistics the convolution that makes them takes along."""
+        """Values whose statistics the convolution that makes them computes as well."""
         convolutions = [c for c in self.layers if isinstance(c, Conv) and c.x != self.source]
         return frozenset(c.out for c in convolutions if c.depthwise or c.product)
 
     @cached_property
     def summed(self) -> frozenset[str]:
-        """Weights whose gradients are added up by many programs, in float32."""
+        """Weights whose gradients many programs of a kernel add up, in float32."""
         convolutions = [c for c in self.layers if isinstance(c, Conv)]
         return frozenset(c.weight for c in convolutions if c.depthwise or c.x in self.folded)
 

@@ -81,8 +81,8 @@ class Tape:
                 self.sums[layer.weight] = next(room)
 
     def forward(self, x: Tensor, keep: bool = True) -> Tensor:
-        """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last; with ``keep`` all that
-        the way back needs stays."""
+        """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last; with ``keep``,
+        everything the backward pass needs is kept."""
         self.x = x
         for layer, ends in zip(self.program.layers, self.program.ends, strict=True):
             if isinstance(layer, Linear):
@@ -104,7 +104,7 @@ class Tape:
             self._eager(layer)
 
     def answers(self, x: Tensor) -> Tensor:
-        """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a way back."""
+        """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a backward pass."""
         return self.scores(self.forward(x.to(self.slices.dtype, memory_format=torch.channels_last), keep=False))
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -371,7 +371,7 @@ class Tape:
         return Rows.whole(torch.stack(sums).to(grads[0].base.dtype))
 
     def _give_nothing(self, value: int) -> None:
-        """A gradient of zero where nothing that is learnt from reads a value."""
+        """A zero gradient for a value that the loss does not depend on."""
         if value not in self.grads:
             rows = self.values[value]
             self._give(value, Rows.whole(rows.base.new_zeros((self.sides, rows.rows, rows.channels))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bcnet.accel.kernels.enum_norm import INTERPRETED
+from bcnet.accel.kernels.launch import INTERPRETED
 from bcnet.accel.kernels.norm import SIZES, activate, descend, moments
 
 WIDEN = tl.constexpr(INTERPRETED)
