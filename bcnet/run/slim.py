@@ -232,10 +232,11 @@ def _network(model: object) -> nn.Module:
 def _source(model: nn.Module, example: object, device: torch.device, task: Task | None) -> LoadedModel:
     if not isinstance(task, (Task, type(None))):
         raise BcnetError(f"task must be a bcnet.Task, not {type(task).__name__}")
-    if not isinstance(example, Tensor) and len(tensors_in(example)) > 1:
+    given = tensors_in(example)
+    if len(given) > 1:
         raise BcnetError(
-            f"example holds {len(tensors_in(example))} inputs, but slim takes networks of one: give a module that "
-            "takes one tensor, splits it, and calls yours"
+            f"example holds {len(given)} inputs, but slim takes networks of one: give a module that takes one "
+            "tensor, splits it, and calls yours"
         )
     if not isinstance(example, Tensor) or example.ndim < 2:
         raise BcnetError("example must be one batch of inputs, such as torch.randn(1, 3, 32, 32)")

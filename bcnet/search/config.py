@@ -40,7 +40,7 @@ class SearchConfig:
         float, Field(ge=1), "about how many widths of each layer the first population is drawn from; 1: the likeliest"
     ] = 2.0
     executor: Annotated[str, "here, or ray to spread scoring over machines"] = "here"
-    workers: Annotated[Count, "of the executor"] = 1
+    workers: Annotated[Count, "processes of the executor"] = 1
 
     @model_validator(mode="after")
     def _fits_together(self) -> SearchConfig:

@@ -28,7 +28,7 @@ class Optimisation:
     optimizer: Annotated[Literal["sgd", "rmsprop"], "sgd or rmsprop"] = "sgd"
     lr: Annotated[Positive | None, "the highest learning rate; null, when fine-tuning: by probes"] = 0.1
     final_lr: Annotated[NotNegative, "the learning rate at the end of the cosine"] = 0.0
-    momentum: Annotated[BelowOne, "of the optimizer"] = 0.9
+    momentum: Annotated[BelowOne, "the optimizer's momentum"] = 0.9
     nesterov: Annotated[bool, "whether momentum looks ahead"] = True
     weight_decay: Annotated[NotNegative, "pulls weights to zero"] = 0.0
     decay_all: Annotated[bool, "whether biases and batch norm decay too"] = True

@@ -44,8 +44,8 @@ class RaceConfig:
     the one before."""
 
     finalists: Annotated[Count, "configurations that begin the race"] = 4
-    rounds: Annotated[Count, "after each, the better half goes on, and who is too close to call"] = 2
-    epochs: Annotated[Count | None, "that the rounds take together; left out: a quarter of the training"] = None
+    rounds: Annotated[Count, "after each, the worse half drops out, except those too close to call"] = 2
+    epochs: Annotated[Count | None, "epochs that the rounds take together; left out: a quarter of the training"] = None
 
     def milestones(self, epochs: int) -> list[int]:
         """The epochs, rising, at whose ends the rounds of a training of ``epochs`` end; none after its last epoch."""

@@ -73,7 +73,7 @@ class RandomBaseline:
     """The paper's baseline ``random``: of several networks that are trained for a short while, the best to the end."""
 
     networks: Annotated[Count, "how many are tried"] = 20
-    epochs: Annotated[Count, "that each is trained for"] = 50
+    epochs: Annotated[Count, "epochs that each is trained for at first"] = 50
 
 
 @checked

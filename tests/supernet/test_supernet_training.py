@@ -83,8 +83,8 @@ def test_every_side_of_a_sandwich_learns_from_its_own_side() -> None:
     x, _ = toy.images(16)
     widest = {side: net(x, net.space.max, side).detach() for side in net.sides}
     one_step(net, PathSampling(complement=False, sandwich=True), Task(F.cross_entropy, toy_score, distil=distil))
-    assert len(seen) == 4
-    for number, (_, teacher) in enumerate(seen):
+    assert len(seen) == 1 + 4  # the first is a trial of the task
+    for number, (_, teacher) in enumerate(seen[1:]):
         torch.testing.assert_close(teacher, widest[net.sides[number % 2]])
 
 
@@ -297,7 +297,8 @@ def test_data_that_do_not_fit() -> None:
         ),
         (
             (x, y.float()),
-            f"the targets are a tensor of float32 of shape (32,), but classification needs labels (n,): {OWN}",
+            "the targets are a tensor of float32 of shape (32,), but classification needs labels (n,) of int64: make "
+            f"them targets.long(), or {OWN}",
         ),
     ):
         with pytest.raises(BcnetError) as error:
