@@ -76,7 +76,7 @@ def search(
     that was killed goes on where it stopped.
     """
     config = config or SearchConfig()
-    if config.strategy in ("evolution", "random") and config.feasible_only and space.size <= config.room:
+    if config.strategy in ("evolution", "neighbours", "random") and config.feasible_only and space.size <= config.room:
         config, initial = replace(config, strategy="enumerate"), None
     constraints = Constraints(space, costs if costs is not None else getattr(space, "costs", {}), budgets)
     feasibility = constraints.check()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import reference_kernels as reference
 import terminal
@@ -23,6 +25,7 @@ from bcnet.run.session import Run
 from bcnet.run.stages import given as given_stage
 from bcnet.run.stages import race as race_stage
 from bcnet.run.stages import retrain as retrain_stage
+from bcnet.search import TrialStore
 from bcnet.search.noise import tells_apart
 from bcnet.training.retraining import evaluate, learnt
 
@@ -395,3 +398,17 @@ def test_a_run_by_the_fused_step_is_resumed_as_it_was(
     tinyrun.work(Run(stopped.folder, "cpu"), until="retrain")
     for name, tensor in whole.tensors("retrain/found").items():
         assert torch.equal(tensor, stopped.tensors("retrain/found")[name]), name
+
+
+def test_a_small_space_is_scored_as_a_whole(tmp_path: Path) -> None:
+    """By a search near the best so far, too, which is what recipes take where nothing else is said."""
+    search = {"strategy": "neighbours", "evaluations": 12, "population": 6}
+    given = {"epochs": 1, "warmup": 0}
+    run = tinyrun.trained(tmp_path, groups=3, fallback=False, given=given, search=search)
+    tinyrun.work(run, until="search")
+    rows = np.array(list(product(*(v.candidates for v in run.space.variables))))
+    within = [tuple(row) for row in rows[run.constraints.feasible(rows)].tolist()]
+    assert 1 < len(within) < len(rows) <= 12
+    with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
+        assert sorted(trial.widths for trial in store.trials()) == within
+    assert f"all {len(within)} configurations within the budgets were scored" in run.read("search")["notes"]

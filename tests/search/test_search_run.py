@@ -232,9 +232,11 @@ def test_something_that_cannot_score_is_refused() -> None:
     assert str(error.value) == "3 cannot score: give a function of widths, or an object with a method score"
 
 
-def test_small_space_is_exhausted_and_said_so() -> None:
+@pytest.mark.parametrize("strategy", ["evolution", "neighbours", "random"])
+def test_small_space_is_exhausted_and_said_so(strategy: str) -> None:
     space, costs = chain(length=2, groups=3)
-    result = search(space, Concave(space), ["flops=60%"], costs, SMALL)
+    config = dataclasses.replace(SMALL, strategy=strategy, evaluations=space.size)
+    result = search(space, Concave(space), ["flops=60%"], costs, config)
     widths = every(space)
     feasible = int((costs["flops"](widths) <= 0.6 * costs["flops"](space.max)[0]).sum())
     assert len(result.trials) == feasible
