@@ -249,6 +249,8 @@ def check_gradients(space: NetworkSpace, widths: np.ndarray, inputs: Inputs, row
             own = gradients(network, dict(network.named_parameters()), names, many, space.output)
         except Exception as error:  # in evaluation a forward may overwrite what its gradients need
             return f"not comparable: {type(error).__name__}"
+        if not all(bool(g.isfinite().all()) for g in own.values()):
+            return "not comparable: its own are not finite"
         found = gradients(path, dict(net.named_parameters()), names, many, space.output)
         for name in set(names) & set(axes):
             found[name] = sliced(found[name], axes[name], plan.units, net.total_units, plan.side)

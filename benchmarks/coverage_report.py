@@ -44,7 +44,7 @@ def learnt(rows: list[Row]) -> str:
         f"Gradients of a supernet's path were compared with those of the network built from it on {asked} of the "
         f"{len(rows)} networks ({refused} cannot be traced, and {missing} have not been measured since that check "
         f"exists): {found['equal']} are equal, {found['told']} differ and `trace` says so, {wrong} differ without a "
-        f"word, and {found['not comparable']} have none in evaluation mode."
+        f"word, and {found['not comparable']} have no finite ones in evaluation mode."
     )
 
 
