@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from bcnet.data.source import Batch, Data, First, Source
 from bcnet.space.state import duplicate
+from bcnet.training import distributed
 from bcnet.training.loop import History, Loop, Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training, retrain
 from bcnet.training.task import Task
@@ -178,7 +179,8 @@ class Racing:
         training = self._training(entry, network, folder)
         training.run(self._watched(entry.name, training, curve, progress), epochs)
         settled = self._settled(network, epochs * training.per_epoch, training.per_epoch)
-        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(settled), "curve": curve}
+        measured = distributed.decide(lambda: self._measure(settled))  # one says who stays, for all processes
+        result = {"round": number, "name": entry.name, "epochs": epochs, **measured, "curve": curve}
         results.keep(key, result)
         return result
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from bcnet.data.source import Data, First
 from bcnet.errors import BcnetError, NotFinite
+from bcnet.training import distributed
 from bcnet.training.loop import Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, retrain
 from bcnet.training.task import Task
@@ -87,7 +88,14 @@ def probe_loss(
             fast=fast,
             progress=progress,
         )
-        return evaluate(network, data.val, task, bf16=whole.bf16)["loss"]
+    except NotFinite:
+        return math.inf
+    return distributed.decide(lambda: _held_out(network, data, task, whole.bf16))
+
+
+def _held_out(network: nn.Module, data: Data, task: Task | None, bf16: bool) -> float:
+    try:
+        return evaluate(network, data.val, task, bf16=bf16)["loss"]
     except NotFinite:
         return math.inf
 
