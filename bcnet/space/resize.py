@@ -42,6 +42,16 @@ def sliced(tensor: Tensor, axes: Sequence[Axis], units: Sequence[int], total: Se
     return tensor
 
 
+def block_of(axes: Sequence[Axis], units: Sequence[int], total: Sequence[int], side: str) -> tuple[slice, ...] | None:
+    """The index of what :func:`sliced` takes, None where that is not one block of the parameter."""
+    if axes and axes[0].numbers is not None:
+        return None
+    pieces = [axis.pieces(units, total, side) if axis.variables else () for axis in axes]
+    if any(len(some) > 1 for some in pieces):
+        return None
+    return tuple(slice(some[0][0], sum(some[0])) if some else slice(None) for some in pieces)
+
+
 def _renumbered(numbers: Tensor, stays: np.ndarray) -> Tensor:
     """Indices of channels after only the channels ``stays`` (ascending) are left."""
     return torch.searchsorted(torch.from_numpy(stays).to(numbers.device), numbers.contiguous()).to(numbers.dtype)

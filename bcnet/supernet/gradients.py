@@ -38,19 +38,23 @@ class PathGradients:
         """The path's views, those of parameters as leaves that take a gradient."""
         with torch.no_grad():
             views = self.net.views(plan)
-        return [
-            view if p is None else view.detach().requires_grad_()
-            for view, p in zip(views, self.parameters, strict=True)
-        ]
+        return [view if p is None else view.requires_grad_() for view, p in zip(views, self.parameters, strict=True)]
 
     def add(self, plan: Plan, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of a path's leaves (None where there is none) to their places."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
-        for parameter, axes, gradient in zip(self.parameters, self._axes, gradients, strict=True):
-            if parameter is None or gradient is None or parameter.grad is None:
+        blocks = dict(zip(self.net.varying, self.net.blocks(plan), strict=True))
+        for number, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
+            whole = None if parameter is None else parameter.grad
+            if whole is None or gradient is None:
                 continue
-            for target, source in places(parameter.grad, gradient, axes, plan, self.net.total_units):
+            block = blocks.get(number, ())
+            if block is not None:
+                targets.append(whole[block])
+                sources.append(gradient)
+                continue
+            for target, source in places(whole, gradient, self._axes[number], plan, self.net.total_units):
                 targets.append(target)
                 sources.append(source)
         torch._foreach_add_(targets, sources)

@@ -24,7 +24,7 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
 from bcnet.space.network import NetworkSpace
 from bcnet.space.operators.table import bind
-from bcnet.space.resize import sliced
+from bcnet.space.resize import block_of, sliced
 from bcnet.space.rewrite import Slot, held_by, put, rewrite
 from bcnet.space.widths import Side
 from bcnet.supernet.principle import Principle, get_principle
@@ -64,6 +64,9 @@ class Supernet(nn.Module):
         self._graph = _PathGraph(space)
         self._tapped: _PathGraph | None = None
         self._state = [held_by(self, name) for name in self._graph.names]
+        self._cuts = self._graph.cuts()
+        self._blocks: dict[tuple[object, ...], tuple[slice, ...] | None] = {}
+        self._latest: tuple[Plan | None, list[tuple[slice, ...] | None]] = (None, [])
 
     @property
     def space(self) -> NetworkSpace:
@@ -117,15 +120,35 @@ class Supernet(nn.Module):
         return self._graph.axes
 
     def views(self, plan: Plan) -> list[Tensor]:
-        """The slices of :meth:`state` that a path uses."""
+        """The slices of :meth:`state` that a path uses; running statistics, which it does not, are left whole."""
         return self.cut(self.state(), plan)
 
     def cut(self, state: Sequence[Tensor], plan: Plan) -> list[Tensor]:
         """The slices of tensors, in the order of :meth:`state`, that a path uses."""
-        return [
-            tensor if axes is None else sliced(tensor, axes, plan.units, self._total, plan.side)
-            for tensor, axes in zip(state, self._graph.axes, strict=True)
-        ]
+        found = list(state)
+        for (number, axes, _), block in zip(self._cuts, self.blocks(plan), strict=True):
+            whole = found[number]
+            found[number] = sliced(whole, axes, plan.units, self._total, plan.side) if block is None else whole[block]
+        return found
+
+    def blocks(self, plan: Plan) -> list[tuple[slice, ...] | None]:
+        """Indices of the slices that a path uses, None for one that is no single block."""
+        if self._latest[0] is not plan:
+            self._latest = plan, [self._block(plan, *cut) for cut in self._cuts]
+        return self._latest[1]
+
+    def _block(
+        self, plan: Plan, number: int, axes: tuple[Axis, ...], variables: tuple[int, ...]
+    ) -> tuple[slice, ...] | None:
+        key = (number, plan.side, *[plan.units[v] for v in variables])
+        if key not in self._blocks:
+            self._blocks[key] = block_of(axes, plan.units, self._total, plan.side)
+        return self._blocks[key]
+
+    @property
+    def varying(self) -> list[int]:
+        """Which of :meth:`state` a path uses slices of."""
+        return [number for number, *_ in self._cuts]
 
     def run(
         self, plan: Plan, x: Any, views: Sequence[Tensor], stats: Stats | None = None, tap: Tap | None = None
@@ -142,7 +165,10 @@ class Supernet(nn.Module):
     @torch.no_grad()
     def statistics(self, plan: Plan, x: Any, views: Sequence[Tensor]) -> Stats:
         """The statistics of the batch ``x`` at every batch norm of a path, by buffer name; dropout is off."""
-        stats = {name: torch.zeros_like(views[i]) for i, name in self._graph.statistics.items()}
+        stats = {
+            name: torch.zeros_like(sliced(views[i], self._graph.axes[i] or (), plan.units, self._total, plan.side))
+            for i, name in self._graph.statistics.items()
+        }
         self._graph.call(x, self._given(views, stats), plan.sizes, True, False)
         return stats
 
@@ -176,6 +202,14 @@ class _PathGraph:
         self.tapped = tapped
         self.call = self._compile(space)
         self.axes = [space.coupling.axes.get(name) for name in self.names]
+
+    def cuts(self) -> list[tuple[int, tuple[Axis, ...], tuple[int, ...]]]:
+        """What a path cuts of the state: its number, axes and variables."""
+        return [
+            (number, axes, tuple(sorted(frozenset[int]().union(*(axis.variables for axis in axes)))))
+            for number, axes in enumerate(self.axes)
+            if axes is not None and number not in self.statistics
+        ]
 
     def _compile(self, space: NetworkSpace) -> Callable[..., Any]:
         numbers = {size: i for i, size in enumerate(self.sizes)}

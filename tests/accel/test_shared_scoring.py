@@ -51,6 +51,43 @@ def test_a_score_does_not_depend_on_what_else_is_asked_for() -> None:
     assert [alone.score(row) for row in widths[::-1]] == together[::-1].tolist()
 
 
+class Drawn(nn.Module):
+    """A chain of convolutions of random widths, kernels and strides, some with a bias, a norm or a shortcut."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        channels, layers = 2, []
+        for _ in range(rng.integers(2, 5)):
+            kernel, width = int(rng.choice([1, 3])), int(rng.integers(4, 20))
+            stride, bias = int(rng.integers(1, 3)), bool(rng.integers(2))
+            layers += [nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=bias)]
+            layers += [nn.BatchNorm2d(width)] if rng.integers(4) else []
+            layers += [nn.ReLU()]
+            channels = width
+        self.body = nn.Sequential(*layers)
+        self.same = nn.Conv2d(channels, channels, 1) if rng.integers(2) else None
+        self.classifier = nn.Linear(channels, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x)
+        return self.classifier((y if self.same is None else y + self.same(y)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_networks_of_any_shape_score_as_one_by_one_whoever_else_is_asked_for(seed: int) -> None:
+    torch.manual_seed(seed)
+    net = Supernet(trace(Drawn(seed), torch.randn(2, 2, 6, 6), groups=4))
+    data = [(torch.randn(n, 2, 6, 6), torch.arange(n) % 3) for n in (9, 16)]
+    widths = np.unique(some(net, 16), axis=0)
+    evaluator = SharedEvaluator(net, data, by="loss")
+    assert evaluator.shares
+    together = evaluator.score_many(widths)
+    np.testing.assert_allclose(together, Evaluator(net, data, by="loss").score_many(widths), rtol=2e-4)
+    for row, score in zip(widths[::-1], together[::-1], strict=True):
+        assert SharedEvaluator(net, data, by="loss").score(row) == score
+
+
 def test_widths_that_are_no_candidates_run_alone() -> None:
     net, data = networks.supernet("digits", "bcv2"), networks.batches("digits", 16)
     between = np.array([7, 5, 9, 7, 13])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from bcnet.accel.enumeration.prefix_tree import Tree, Work, grow_tree, shape_of
-from bcnet.accel.enumeration.score_all import peak
+from bcnet.accel.enumeration.score_all import LEAVES, peak
 from bcnet.accel.enumeration.walker import Options, Walker
 from bcnet.data.source import Batch, Source
 from bcnet.errors import BcnetError
@@ -110,8 +111,10 @@ class SharedEvaluator(Evaluator):
         count = 0
         for number, (x, y) in enumerate(self._loaded(), 1):
             for s, walker in enumerate(self._walkers):
-                for row, output in walk(walker, x, ranks, self._prefixes, number):
-                    total[row, s] += len(x) * self._judged(output, y)
+                outputs = walk(walker, x, ranks, self._prefixes, number)
+                while some := list(islice(outputs, LEAVES)):  # a task's small operators are faster one after the other
+                    for row, output in some:
+                        total[row, s] += len(x) * self._judged(output, y)
             count += len(x)
             yield number / len(self.batches)
         table[:] = (total / count).cpu().numpy()
@@ -217,4 +220,7 @@ def _operations(
 
 def _sizes(size: Size, tree: Tree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """A size at units (n, L) in the tree's order: (n,)."""
-    return np.array([size.at([int(row[tree.place[v]]) for v in range(len(row))]) for row in rows])
+    found = np.full(len(rows), size.constant)
+    for variable, coefficient in size.terms:
+        found += coefficient * rows[:, tree.place[variable]]
+    return found
