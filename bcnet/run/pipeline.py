@@ -35,6 +35,7 @@ checkpoint or trial was; on a CPU it ends bit for bit as if never stopped.
 from __future__ import annotations
 
 import errno
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ from bcnet.latency.timing import threads
 from bcnet.run.folder import RunFolder
 from bcnet.run.mending import first_loss, mend, restore_start
 from bcnet.run.recipe import PYTHON, Recipe
-from bcnet.run.session import Run
+from bcnet.run.session import Run, needs_latency
 from bcnet.run.stages import compare, given, race, rate, retrain, search, supernet, trace
 from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import FOLDER, SHARED, Target, folder_name, known_trials, open_target, target_row
@@ -157,7 +158,10 @@ def pick(run: Run, budget: str) -> Target:
         if run.done(name):
             run.check(name)
     if not known_trials(run):
-        raise BcnetError(f"{run.folder} has no scores to pick from yet: `bcnet run --resume {run.folder}` first")
+        again = f"`bcnet run --resume {shlex.quote(str(run.folder))}`"
+        raise BcnetError(f"{run.folder} has no scores to pick from yet: {again} first")
+    if needs_latency(Recipe(model=PYTHON, data=PYTHON, budgets=(budget,))) and not run.done("latency"):
+        raise BcnetError(f"latency was not measured in {run.folder}: begin a run with --budget {budget}")
     run.within([budget]).check()
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
     run_stages(target, "trace")

@@ -266,7 +266,10 @@ def names() -> list[str]:
 
 def _sentence(error: ValidationError) -> str:
     """The first mistake of a recipe: its key, and what it must be."""
-    *path, _ = error.errors(include_url=False)[0]["loc"] or ("",)
+    *path, key = error.errors(include_url=False)[0]["loc"] or ("",)
+    deeper = [f"{group}.{key}" for group, kind in GROUPS.items() if key in [f.name for f in fields(kind)]]
+    if not path and key not in Recipe.model_fields and deeper:
+        return f"unknown key {key}: did you mean {' or '.join(deeper)}?"
     owner = GROUPS.get(str(path[0])) if path else None
     known = [f.name for f in fields(owner)] if owner else list(Recipe.model_fields)
     return sentence(error, known)
