@@ -138,16 +138,19 @@ def call_functions(graph: fx.Graph, calls: Sequence[Handwritten], new: Mapping[f
 
     Values stay those of the captured operators: a function may compute others of the sizes that it meets.
     """
+    shown: dict[fx.Node, fx.Node] = {}  # what others see of a result: the next function too
     for call in calls:
         ends = {place: new[end] for place, end in enumerate(call.results) if isinstance(end, fx.Node)}
         within = {new[node] for node in call.inside} | set(ends.values())
+        args = fx.node.map_arg(call.args, lambda node: shown.get(new[node], new[node]))
         with graph.inserting_after(max(ends.values())):
-            applied = graph.call_function(_outcomes(call.function), fx.node.map_arg(call.args, new.__getitem__))
+            applied = graph.call_function(_outcomes(call.function), args)
         for place, end in ends.items():
             with graph.inserting_after(applied):
                 result = graph.call_function(_with_gradient, (end, applied, place))
             within.add(result)
             end.replace_all_uses_with(result, partial(_is_outside, within))
+            shown[end] = result
 
 
 def _is_outside(within: set[fx.Node], user: fx.Node) -> bool:

@@ -108,9 +108,9 @@ class Filled(torch.autograd.Function):
         kept = torch.zeros_like(x).unsqueeze(0).repeat(2, 1, 1, 1, 1)
         kept[0] = x
         for _ in range(2):
-            kept[1] = kept[0] * kept[0]
-            kept[0] = kept[1].sin()
-        return kept[0] * kept[1]
+            kept[1] = 2 * kept[0]
+            kept[0] = kept[1].atan()
+        return kept[0] + kept[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -192,6 +192,7 @@ STEPS = {
     "reversed": lambda x, layer: layer(reverse(x) + x.relu()),
     "pair": lambda x, layer: sum(Pair.apply(x, layer(x))),
     "twins": lambda x, layer: layer(torch.lerp(*Twins.apply(x), 0.25)),
+    "chained": lambda x, layer: layer(Swish.apply(Reversed.apply(Filled.apply(x)))),
     "filled": lambda x, layer: layer(Filled.apply(x)),
     "overwriting": lambda x, layer: layer(Overwriting.apply(x + 1)),
     "swish": lambda x, layer: Swish.apply(layer(x)),
@@ -264,6 +265,7 @@ def held(space: NetworkSpace, model: nn.Module) -> Supernet:
 @example(["binary", "scaled", "reversed"])
 @example(["twins"])
 @example(["filled", "plain"])
+@example(["chained"])
 @example(["plain", "overwriting"])
 @example(["pair", "swish", "convolved"])
 @example(["plain", "stopped", "without gradients", "sign"])

@@ -104,8 +104,11 @@ def same(call: Call) -> list[Value]:
 
 @rule("aten::grid_sampler")
 def sampled(call: Call) -> Value:
-    call.fixed(call.value("grid"), "it holds places")
-    return call.carry(call.value("input"))
+    """Groups of channels that are merged with the batch have places of their own."""
+    x, grid = call.value("input"), call.value("grid")
+    call.agree(x, 0, grid, 0)
+    call.fixed(grid, "it holds places")
+    return call.carry(x)
 
 
 @rule("aten::type_as")
