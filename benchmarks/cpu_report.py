@@ -38,7 +38,7 @@ sides. Both forward passes use the statistics of the batch. Goal: {goal}.
 PATHS_TRIED = """
 What a path costs beyond the plain network's arithmetic is Python's: checking widths, finding its slices and adding
 their gradients, some tenths of a millisecond whatever the batch, so it shows where networks are tiny. By the clock both
-ways also wait for other work, which brings their ratio nearer to 1.
+ways also wait for other work, which may be why those ratios are nearer to 1.
 
 - Kept: the index of every slice is remembered for the widths it depends on, running statistics, which no path reads,
   are not sliced, and leaves are the views themselves. Before, the step of digits_cnn took 1.061 and its forward pass
@@ -66,8 +66,8 @@ on digits_cnn by the least of five rounds of either way, was {first:.2f} times f
 ([scoring-first.json](scoring-first.json)), and 2.66 and 2.68 times when it was run in turn with the present one.
 
 - **The narrower the budget, the less sharing is worth.** A shared layer runs at the widest of what is not chosen yet,
-  and of 12 % of the FLOPs that is most of the work. Channels computed group by group, when the first configuration that
-  has them is asked for, would cure that, and are not written.
+  far wider than configurations of 12 % of the FLOPs are. Channels computed group by group, when the first configuration
+  that has them is asked for, may cure that, and are not written.
 - Kept: a group of channels of a 1x1 convolution is added to the running sum by one matrix product, in place; how many
   levels to share is reckoned for all samples at once (20 ms before, 2 ms now); outputs are judged 64 at a time.
 - No better: no running sums, only for 1x1 or only for 3x3 convolutions; batch norm in place; sharing one level less or
