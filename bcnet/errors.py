@@ -12,6 +12,10 @@ class BcnetError(ValueError):
     """A mistake that the user can correct; the message says how."""
 
 
+class NotFinite(BcnetError):
+    """A loss, a score or weights became infinite or NaN."""
+
+
 def did_you_mean(name: object, known: Iterable[str], most: int = 1) -> str:
     """``did you mean 'this' or 'that'?`` of the ``known`` names nearest to ``name``; empty where none is near."""
     by_lower = {key.lower(): key for key in known}

@@ -6,7 +6,8 @@ The lists: coverage_fresh.txt and coverage_unseen.txt, networks that had no part
 coverage_models.txt, those that had, every 14th of them (coverage_list.py says how they were chosen). Zoos whose package
 is not installed are left out, with a notice. Every network is measured in a child process of its own under limits of
 time and memory, and each result is appended to a cache, so that an interrupted run goes on with ``--resume``
-(``--retry``: and measures again what failed; ``--again``: all that is asked for).
+(``--retry``: and measures again what failed; ``--again``: all that is asked for). Without a cache it goes on from the
+rows of docs/results/coverage.json.
 
 Writes docs/results/coverage.json and, from it, docs/results/coverage.md.
 """
@@ -142,14 +143,20 @@ def cached() -> dict[tuple[str, str], Row]:
     rows: dict[tuple[str, str], Row] = {}
     for row in map(json.loads, lines):
         key = row["tool"], row["model"]
-        first = rows[key]["first"] if key in rows else {"commit": row["commit"], "failures": row["failures"]}
-        rows[key] = row | {"first": first}
+        now = {"commit": row["commit"], "failures": row["failures"]}
+        rows[key] = row | {"first": rows[key]["first"] if key in rows else row.get("first", now)}
     return rows
+
+
+def restore() -> None:
+    """A cache of the published rows, where there is none."""
+    if not CACHE.exists():
+        rows = json.loads((RESULTS / "coverage.json").read_text())["rows"]
+        CACHE.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure what is asked for and not cached yet."""
-    CACHE.parent.mkdir(exist_ok=True)
     if not (options.resume or options.retry or options.again):
         CACHE.unlink(missing_ok=True)
     for package in sorted(set(PACKAGES.values()) - {PACKAGES[n.partition(":")[0]] for n in names()}):
@@ -203,7 +210,6 @@ def write() -> None:
         "versions": {"torch": torch.__version__}
         | {tool: metadata.version(tool) for tool in sorted(tools)}
         | versions(row["model"] for row in rows),
-        "listed": len([name for name in names() if name not in fresh]),
         "earlier": len(SEEN.read_text().split()),
         "limits_in_seconds": LIMITS,
         "rows": rows,
@@ -224,6 +230,9 @@ def main() -> None:
     options = parser.parse_args()
     options.tool = options.tool or list(MEASURES)
     torch.set_num_threads(1)
+    CACHE.parent.mkdir(exist_ok=True)
+    if options.resume or options.retry or options.again or options.report:
+        restore()
     if not options.report:
         run(options)
     if not options.no_report:

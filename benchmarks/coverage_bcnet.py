@@ -65,7 +65,7 @@ def measure_bcnet(model: nn.Module, inputs: Inputs, row: Row, check: Check) -> N
     check("other batch sizes", lambda: check_batches(space, random, model, inputs))
     full = "at full width the output differs from the original's"
     check("full width", lambda: agree(space.build(space.max, weights_of=model), model, inputs, full, pick(space)))
-    check("sliced is zeroed", lambda: row.update(sliced=check_sliced(space, random, model, inputs)))
+    check("sliced is zeroed", lambda: row.update(check_sliced(space, random, model, inputs)))
     check("supernet", lambda: check_supernet(space, random, inputs))
     check("gradients", lambda: row.update(gradients=check_gradients(space, random, inputs, row)))
 
@@ -153,16 +153,16 @@ def _independent(model: nn.Module, three: Inputs) -> bool:
     return together < 10 * LIMIT
 
 
-def check_sliced(space: NetworkSpace, widths: np.ndarray, model: nn.Module, inputs: Inputs) -> str:
+def check_sliced(space: NetworkSpace, widths: np.ndarray, model: nn.Module, inputs: Inputs) -> Row:
     """The network cut from ``model`` is ``model`` with the dropped channels zeroed, but where channels are mixed."""
-    network = space.build(widths, weights_of=model)
+    network, mixing = space.build(widths, weights_of=model), mixed(space)
     try:
         agree(network, zeroed(model, taken(space, widths, model)), inputs, ZEROS, pick(space))
     except Wrong:
-        if mixing := mixed(space) + ["random numbers"] * draws(model, inputs):
-            return f"not comparable: {', '.join(mixing)}"
+        if because := mixing + ["random numbers"] * draws(model, inputs):
+            return {"sliced": f"not comparable: {', '.join(because)}", "mixing": mixing}
         raise
-    return "equal"
+    return {"sliced": "equal", "mixing": mixing}
 
 
 def taken(space: NetworkSpace, widths: np.ndarray, model: nn.Module) -> dict[str, Tensor]:
@@ -249,6 +249,8 @@ def check_gradients(space: NetworkSpace, widths: np.ndarray, inputs: Inputs, row
             own = gradients(network, dict(network.named_parameters()), names, many, space.output)
         except Exception as error:  # in evaluation a forward may overwrite what its gradients need
             return f"not comparable: {type(error).__name__}"
+        if not all(bool(g.isfinite().all()) for g in own.values()):
+            return "not comparable: its own are not finite"
         found = gradients(path, dict(net.named_parameters()), names, many, space.output)
         for name in set(names) & set(axes):
             found[name] = sliced(found[name], axes[name], plan.units, net.total_units, plan.side)

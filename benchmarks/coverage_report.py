@@ -1,4 +1,4 @@
-"""docs/results/coverage.md from the rows of coverage.json."""
+"""docs/results/coverage.md from the rows of coverage.json and the text in coverage_page.md."""
 
 from __future__ import annotations
 
@@ -19,131 +19,18 @@ KINDS = {
     "late": "out of time",
 }
 
-TEXT = """\
-# Any CNN: what bcnet, Torch-Pruning and FastNAS can resize
-
-Made from [coverage.json](coverage.json) by `{command}` on {date}: {machine}; {versions}.
-bcnet is that of {commits}; every row names the commit it was measured at.
-
-{models} networks with random weights, nothing downloaded, and {later} more that were added later (below).
-{unseen} of the former (`benchmarks/coverage_unseen.txt`: {zoos})
-were chosen by rule from the packages' registries before bcnet was run on any of them (`benchmarks/coverage_list.py`).
-**They are unseen no longer:** what failed on them was mended, in runs before this one and in this one. Only those of
-spandrel were met here for the first time. The other {seen} are every 14th of the {earlier} networks of timm and
-torchvision that the tracing was written with (`benchmarks/coverage_models.txt`).
-
-{first}
-
-{fresh}
-
-Earlier figures, which stay true of an earlier bcnet: on 298 networks that had no part in its making it traced 277,
-built 257 right and passed 231 (78 %), where Torch-Pruning worked on 189. On the 282 of timm and torchvision that it was
-written with it passed all, by fewer checks than here; Torch-Pruning, given 30 s for each, worked on 123 of 214 of timm
-and 61 of 68 of torchvision ([rows](coverage-earlier.json)). An earlier page had 206 of these 415 networks, of which 198
-passed when first met and 204 after cures; its Torch-Pruning passed 5 of 15.
-
-{summary}
-
-*Passes* means all of this, for bcnet: something can vary; at the smallest, random and largest widths the network is
-built, runs forward and backward, has exactly the FLOPs that torch's counter sees and exactly the parameters its costs
-say; an image among three is answered as it is alone; at full width with the original's weights it answers as the
-original; at random widths it answers as the original with the dropped channels zeroed; and a path of its supernet
-(`bcv2`, both sides) answers as the network built of its weights, and learns as that does or is said not to (in rows
-with `gradients`). Outputs are equal if they differ by less than 1e-5 of the largest, in double precision where single
-does not decide. Constant weights (ones, zeros, small layer scales) are made random first and batch norm is given
-statistics, so that nothing hides.
-*Weak* is a network of which less than half of the FLOPs can be reduced: 1 − FLOPs(smallest) / FLOPs(largest).
-
-Where channels are normalised or reduced together without weights (layer and group norm, weight standardisation, a mean
-over channels, attention that is scaled by its width) zeroing is not slicing, and {incomparable} networks cannot be
-compared so; they are counted as passing that check, and the supernet's check holds them.
-
-Torch-Pruning (`BasePruner`, group magnitude, ratio 0.5) and ModelOpt's FastNAS (`convert`, the smallest network,
-`export`; no search) *pass* where the resized network runs forward and backward, has outputs of the same shapes and
-fewer parameters, FastNAS's export answers as its path did, and it is the original with zeros wherever bcnet's row shows
-that the network can be compared so. They get no hints for single networks. Torch-Pruning is told the layers that give
-the output, found by autograd or, if it then fails, by their width, and has passed if either way passes. What it costs
-each tool to be exact about FLOPs, other batches and many widths is not asked of them. {rivals}
-{on_later} Where a tool was not measured on all, these are the hand-written networks with odd
-parts, then networks that bcnet traces in less than 2 s, and then others drawn at random, as far as time allowed: the
-shares hold for these networks only.
-
-Seconds of processor time on one thread of a busy machine, for the analysis alone (bcnet: `trace`, of which
-`torch.export` takes {export:.0%}): {seconds}. Limits for a network, checks and all: {limits}; a network out of time
-does not pass, and some of Torch-Pruning's might with more: its two attempts and all checks, in double precision, share
-its {patience} s. The goals were: at least 97 % of 400 networks pass, none is wrong without a word, no raw error, a
-median trace within 2 s and none above 15 s. `torch.export`, with the batch size as a symbol, takes most of that. These
-rows are of several commits and of hours with other loads, and those of 9fa221ecddb8 of a way of exporting that was
-given up since RAFT took 17 s by it; what was gained last is in
-[coverage-speed.json](coverage-speed.json): {speed} What comparing gradients costs since then is in
-[coverage-speed-gradients.json](coverage-speed-gradients.json): {gradients_speed} A graph that differs is without the
-assertions of precision that `torch.export` puts in and bcnet now takes out.
-
-## What this does not show
-
-{gradients} Until then gradients written by hand were lost: a supernet trained no layer of RevNet, which `trace` said,
-and only 2 of 22 parameters of `pytorchcv:wrn20_10_1bit_svhn`, which nothing said; both learn now. `trace` compares
-them in evaluation mode: what a forward does in training only (stochastic depth, the power iteration of spectral norm)
-rests in a supernet. Networks of more than 2 GFLOPs are compared only if they have functions or hooks. Rows of earlier
-commits can be out of date: when half of the networks were measured again two that had passed
-(`ultralytics:yolo26n-seg` and `yolo26n-pose`) ended in a raw error, until that was mended.
-
-Random weights: that a network can be cut says nothing about how well it then learns. Inputs are small, one size each,
-and on the CPU. One random configuration stands for all. Networks that no input tried here runs on, that need
-more than one size or kind of input each time, or that are larger than the smallest of their family are not in the list,
-nor are whole detectors with their boxes, and transformers without convolutions. Torch-Pruning and FastNAS would do
-better with hints from somebody who knows them.
-
-## Where bcnet fails
-
-{failures}
-
-## What failed when first met, and passes now
-
-The difference of `timm:iformer_t` was the check's: its attention is scaled by its width, which zeroing does not change.
-All others were mended in bcnet.
-
-{mended}
-
-## Weak networks
-
-{weak}
-
-CondenseNet (`pytorchcv:condensenet74_c8_g8`) was weak on an earlier page (0.21). What its row says now is of a network
-whose buffers of numbers are all zero, as its zoo makes them, so that most channels are never read. Once these numbers
-are learnt its groups tie all channels, and it is as weak as before.
-
-## Built from the graph
-
-The network's own class does not run at other widths (sizes are written into its forward), so bcnet builds plain layers
-from its exported graph.
-
-{graphs}
-
-## Layers that keep their width
-
-Besides the network's output, which never varies. Reasons as bcnet gives them, with how many layers they hold for.
-
-{fixed}
-
-## Where Torch-Pruning fails
-
-{torch_pruning}
-
-## Where FastNAS fails
-
-{fastnas}
-"""
+TEXT = (Path(__file__).parent / "coverage_page.md").read_text()
 
 
 def speed(found: dict[str, Any]) -> str:
     """How long tracing takes beside an earlier bcnet, in one run."""
-    seconds, same = found["median_seconds"], "the same" if found["all_same"] else "**not always the same**"
+    seconds, rows, commits = found["median_seconds"], found["rows"], found["commits"]
+    differ = [f"{key} of `{row['model']}`" for row in rows for key, same in row["same"].items() if not same]
     return (
-        f"{len(found['rows'])} networks drawn at random and traced in turn by {found['commits']['before'][:12]} and "
-        f"{found['commits']['now'][:12]} take {found['median_ratio']:.2f} of the time (median of ratios; "
-        f"{seconds['before']:.1f} and {seconds['now']:.1f} s), and variables, costs, graphs and what is fixed "
-        f"are {same}."
+        f"{len(rows)} networks drawn at random and traced in turn at {commits['before'][:12]} and at "
+        f"{commits['now'][:12]} took {found['median_ratio']:.2f} times as long at the latter (median of ratios; median "
+        f"seconds {seconds['before']:.1f} and {seconds['now']:.1f}). Variables, costs, what is fixed and the graph are "
+        f"the same for all{', except: ' if differ else ''}{', '.join(differ)}."
     )
 
 
@@ -151,32 +38,34 @@ def learnt(rows: list[Row]) -> str:
     """How many networks were asked whether their supernets learn as they do, and what came out."""
     found = Counter(str(row["gradients"]).partition(":")[0] for row in rows if "gradients" in row)
     wrong = sum(any(f["at"] == "gradients" for f in row["failures"]) for row in rows)
-    asked = sum(found.values()) + wrong
+    asked, refused = sum(found.values()) + wrong, sum("variables" not in row for row in rows)
+    missing = len(rows) - asked - refused
     return (
-        f"Gradients of a supernet's path were compared with those of the network built of it on {asked} of the "
-        f"{len(rows)} networks, those with rows of the latest commits: {found['equal']} are equal, {found['told']} "
-        f"differ and `trace` says so, {wrong} differ without a word, and {found['not comparable']} have none in "
-        "evaluation mode."
+        f"Gradients of a supernet's path were compared with those of the network built from it on {asked} of the "
+        f"{len(rows)} networks ({refused} cannot be traced, and {missing} have not been measured since that check "
+        f"exists): {found['equal']} are equal, {found['told']} differ and `trace` says so, {wrong} differ without a "
+        f"word, and {found['not comparable']} have no finite ones in evaluation mode."
     )
+
+
+def present(rows: list[Row]) -> str:
+    """How long tracing takes now, by the rows of the commit that most rows with gradients are of."""
+    commit, _ = Counter(row["commit"] for row in rows if "gradients" in row).most_common(1)[0]
+    latest = [row for row in rows if row["commit"] == commit and "seconds" in row]
+    return f"Of bcnet's rows {len(latest)} are of {commit[:12]}: {seconds(latest)}."
 
 
 def on_later(rows: dict[str, list[Row]]) -> str:
     """What the other tools do on the networks that were added later."""
-    told = [
-        f"{TOOLS[tool]} passes {share(found, passes)} of those it was measured on"
-        if found
-        else f"{TOOLS[tool]} was measured on none"
-        for tool, found in rows.items()
-        if tool != "bcnet"
-    ]
-    return f"Of the {len(rows['bcnet'])} networks added later {', and '.join(told)}."
+    told = [f"{TOOLS[tool]} passes {share(found, passes)}" for tool, found in rows.items() if tool != "bcnet"]
+    return f"Of the {len(rows['bcnet'])} networks added later {', and '.join(told)} of those it was measured on."
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The page for people."""
     rows = {tool: [r for r in results["rows"] if r["tool"] == tool] for tool in TOOLS}
     ours = rows["bcnet"]
-    comparable = {r["model"] for r in ours if r.get("sliced") == "equal"}
+    comparable = {r["model"] for r in ours if r.get("sliced") == "equal" and not r.get("mixing")}
     for tool in ("torch-pruning", "fastnas"):
         rows[tool] = [judged(row, comparable) for row in rows[tool]]
     added = {tool: [r for r in found if r.get("fresh")] for tool, found in rows.items()}
@@ -192,6 +81,8 @@ def markdown(results: dict[str, Any]) -> str:
         gradients_speed=speed(since),
         gradients=learnt([*ours, *later]),
         on_later=on_later(added),
+        chosen=chosen(rows, added),
+        present=present(ours),
         command=results["command"],
         date=results["date"],
         machine=results["machine"],
@@ -202,7 +93,7 @@ def markdown(results: dict[str, Any]) -> str:
         seen=len(ours) - len(unseen),
         earlier=results["earlier"],
         zoos=", ".join(f"{n} of {zoo}" for zoo, n in zoos.items()),
-        first=first(ours, results["listed"]),
+        first=first(ours),
         later=len(later),
         fresh=fresh(later),
         summary=summary(rows),
@@ -230,41 +121,34 @@ def judged(row: Row, comparable: set[str]) -> Row:
     return row | {"failures": [*row["failures"], wrong]}
 
 
-def first(rows: list[Row], listed: int) -> str:
+def first(rows: list[Row]) -> str:
     """How many networks passed when this run first met them, beside how many do now."""
-    at_once = share(rows, lambda r: not r["first"]["failures"])
     new = [r for r in rows if r["model"].startswith("spandrel:")]
     again = sum(not r["first"]["failures"] and r["commit"] != r["first"]["commit"] for r in rows)
-    part = (
-        f"Of the {listed} networks on the lists only {len(rows)} have been measured, for want of time: some at random, "
-        "then one collection after the other, quick ones first, so that large networks are fewer than on the lists. "
-        "The goal, 97 % of 400 networks, has not been shown. "
-    )
     return (
-        f"{part if len(rows) < listed else ''}**When this run first met them {at_once} passed; after the cures that "
-        f"this led to, {share(rows, passes)}.** Of the networks of spandrel "
-        f"{share(new, lambda r: not r['first']['failures'])} passed at first sight. A network that failed was measured "
-        f"again at a later commit; of those that had passed {again} were, where a cure touched them, in random order, "
-        "or oldest rows first and of these the quick networks, as far as time allowed."
+        f"**When this run first met them, {share(rows, at_once)} passed; after the cures that this led to, "
+        f"{share(rows, passes)} do.** Of the networks of spandrel {share(new, at_once)} passed at first sight. A "
+        f"network that failed was measured again at a later commit; so were {again} of those that had passed: where a "
+        "cure touched them, drawn at random, or those with the oldest rows."
     )
+
+
+def at_once(row: Row) -> bool:
+    return not row["first"]["failures"]
 
 
 def fresh(rows: list[Row]) -> str:
     """What became of the networks that were added when all others had been cured."""
     written = [r for r in rows if r["model"].startswith("fresh:")]
     others = [r for r in rows if r not in written]
-
-    def told(some: list[Row]) -> str:
-        first = share(some, lambda r: not r["first"]["failures"])
-        return f"{first} passed when first met and {share(some, passes)} after cures"
-
     wrong = sum(any(f["kind"] == "wrong" for f in r["first"]["failures"]) for r in rows)
     packages = ", ".join(dict.fromkeys(r["model"].partition(":")[0] for r in others))
     return (
-        f"**Networks that bcnet had never met** (`benchmarks/coverage_fresh.txt`, listed before it was run on any): of "
-        f"{len(written)} written by hand (`coverage_fresh*.py`) {told(written)}; of {len(others)} of {packages} "
-        f"{told(others)}. {wrong} were wrong without a word. Those written by hand are by somebody who knew the code "
-        "of bcnet, though not these networks' results. They are not in the table below."
+        "**Networks that bcnet had never met** (`benchmarks/coverage_fresh.txt`, listed before it was run on any): of "
+        f"those written by hand (`coverage_fresh*.py`) {share(written, at_once)} passed when first met and "
+        f"{share(written, passes)} after cures; of those of {packages} {share(others, at_once)} when first met and "
+        f"{share(others, passes)} after cures. Wrong without a word: {wrong}. Whoever wrote those by hand knew the "
+        "code of bcnet, but not how these networks would fare. They are not in the table below."
     )
 
 
@@ -272,9 +156,18 @@ def compared(tool: str, rows: dict[str, list[Row]]) -> str:
     """On how many networks a tool was measured, and what bcnet does on the same ones."""
     same = {r["model"] for r in rows[tool]}
     ours = share([r for r in rows["bcnet"] if r["model"] in same], passes)
-    theirs = share(rows[tool], passes)
     return (
-        f"{TOOLS[tool]} was measured on {len(same)} of the networks: it passes {theirs}, and bcnet {ours} of the same."
+        f"{TOOLS[tool]} passes {share(rows[tool], passes)} of those it was measured on, and bcnet {ours} of the same."
+    )
+
+
+def chosen(rows: dict[str, list[Row]], added: dict[str, list[Row]]) -> str:
+    """How the networks were chosen where a tool was not measured on all."""
+    if all(len(found) == len(some["bcnet"]) for some in (rows, added) for found in some.values()):
+        return ""
+    return (
+        " Where a tool was not measured on all, these are the hand-written networks with odd parts, then networks that "
+        "bcnet traces quickly, and then others drawn at random: the shares hold for these networks only."
     )
 
 
@@ -308,7 +201,8 @@ def summary(rows: dict[str, list[Row]]) -> str:
 
 def share(rows: list[Row], holds: Callable[[Row], bool]) -> str:
     count = sum(1 for row in rows if holds(row))
-    return f"{count} of {len(rows)} ({count / len(rows):.0%})" if rows else "–"
+    digits = int(0 < count < len(rows) and not 0.005 <= count / len(rows) < 0.995)  # 413 of 415 are not 100 %
+    return f"{count} of {len(rows)} ({count / len(rows):.{digits}%})" if rows else "–"
 
 
 def seconds(rows: list[Row]) -> str:

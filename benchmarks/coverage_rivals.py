@@ -1,7 +1,7 @@
 """Torch-Pruning and NVIDIA ModelOpt's FastNAS on one network, held to the checks of bcnet that they can be asked for.
 
 Weights are doubles that carry their own index in bits that do not matter, so that the channels a tool has kept can be
-read off its result.
+read off its result. A network that does not run in double precision is measured in single, without that comparison.
 """
 
 from __future__ import annotations
@@ -29,6 +29,20 @@ def number(model: nn.Module) -> nn.Module:
     return model
 
 
+def prepared(model: nn.Module, inputs: Inputs, row: Row) -> tuple[nn.Module, Inputs]:
+    """The network that a tool is given, numbered if it runs in double precision, and its inputs."""
+    settle(model, inputs)
+    exact = tuple(t.double() if t.is_floating_point() else t for t in inputs)
+    original = number(model)
+    try:
+        with torch.no_grad():
+            original.eval()(*exact)
+    except Exception:  # its forward makes tensors in single precision
+        row["sliced"] = "not comparable: single precision"
+        return copy.deepcopy(model), inputs
+    return original, exact
+
+
 def kept(model: nn.Module) -> dict[str, Tensor]:
     """The indices that the weights of a network cut from a numbered one carry."""
     found = {n: t.detach() for n, t in state(model).items() if t.is_floating_point()}
@@ -38,13 +52,11 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
 def measure_torch_pruning(model: nn.Module, inputs: Inputs, row: Row, check: Check) -> None:
     """Halve ``model`` with Torch-Pruning's magnitude pruner, leaving the layers alone that give the output: those that
     do by autograd's graph or, if that fails, all with as many channels as an output."""
-    settle(model, inputs)
-    exact = tuple(t.double() if t.is_floating_point() else t for t in inputs)
-    original = number(model)
+    original, exact = prepared(model, inputs, row)
     kept_alone = (last_layers, layers_as_wide_as_outputs)
     for attempt, alone in enumerate(kept_alone):
         final = attempt == len(kept_alone) - 1
-        trial: dict[str, Any] = {}
+        trial: Row = {k: v for k, v in row.items() if k == "sliced"}
         if _prune(copy.deepcopy(original), original, exact, trial, alone) or final:
             row.update({k: v for k, v in trial.items() if k != "checks"})
             for name, error in trial["checks"]:
@@ -89,19 +101,31 @@ def _prune(network: nn.Module, original: nn.Module, inputs: Inputs, row: Row, al
 
 def _results(network: nn.Module, original: nn.Module, inputs: Inputs, row: Row) -> list[tuple[str, Any]]:
     """The checks of a network that a tool has cut from ``original``."""
-    return [
+    checks = [
         ("running at reduced widths", lambda: check_training(copy.deepcopy(network), original, inputs)),
         ("same outputs", lambda: _same_outputs(network, original, inputs)),
         ("smaller", lambda: _smaller(network, original, inputs, row)),
-        ("sliced is zeroed", lambda: row.update(sliced=_sliced(network, original, inputs))),
     ]
+    zeros = ("sliced is zeroed", lambda: row.update(sliced=_sliced(network, original, inputs)))
+    return checks if "sliced" in row else [*checks, zeros]
 
 
+@torch.no_grad()
 def _same_outputs(network: nn.Module, original: nn.Module, inputs: Inputs) -> None:
-    with torch.no_grad():
-        shapes = [[t.shape for t in tensors(n.eval()(*inputs))] for n in (network, original)]
-    if shapes[0] != shapes[1]:
+    def shapes(of: nn.Module) -> list[torch.Size]:
+        return [t.shape for t in tensors(of.eval()(*inputs))]
+
+    wanted = shapes(original)
+    if shapes(network) != wanted and shapes(_other_weights(original)) == wanted:
         raise Wrong("the network has outputs of another shape")
+
+
+def _other_weights(model: nn.Module) -> nn.Module:
+    """A copy whose outputs have other shapes if these follow from values: as many points as it finds, for example."""
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.copy_(parameter[torch.randperm(len(parameter))] if parameter.dim() else parameter)
+    return other
 
 
 def _smaller(network: nn.Module, original: nn.Module, inputs: Inputs, row: Row) -> None:
@@ -159,9 +183,7 @@ def measure_fastnas(model: nn.Module, inputs: Inputs, row: Row, check: Check) ->
     """Convert ``model`` for ModelOpt's FastNAS, take its smallest network and export it; nothing is searched."""
     import modelopt.torch.nas as nas
 
-    settle(model, inputs)
-    exact = tuple(t.double() if t.is_floating_point() else t for t in inputs)
-    original = number(model)
+    original, exact = prepared(model, inputs, row)
     made: dict[str, Any] = {"network": copy.deepcopy(original).eval()}
 
     def convert() -> None:

@@ -2,15 +2,15 @@
 
     python benchmarks/coverage_speed.py CHECKOUT [--count 40] [--limit SECONDS] [--out FILE]
 
-CHECKOUT is a folder with the earlier commit. Networks are drawn at random from the lists of coverage.py; each is made
-once and traced by the two in turn, in child processes of one thread, after a small network to warm up. Writes
-docs/results/coverage-speed.json, or FILE there.
+CHECKOUT is a folder with the earlier commit; the present bcnet is the one that Python imports. Networks are drawn at
+random from the lists of coverage.py; each is made once and traced by the two in turn, in child processes of one thread,
+after a small network to warm up. Writes docs/results/coverage-speed.json, or FILE there.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import multiprocessing
 import platform
@@ -51,7 +51,8 @@ def traced(checkout: Path, model: nn.Module, inputs: Inputs, pipe: Connection) -
     seconds = time.process_time() - start
     costs = {name: [part.tolist() for part in parts(cost)] for name, cost in space.costs.items()}
     variables = [(v.name, [int(c) for c in v.candidates], list(v.layers), v.unit) for v in space.variables]
-    graph = [(n.name, str(n.target), str(n.args)) for n in space.graph.graph.nodes]
+    nodes = [n for n in space.graph.graph.nodes if "_assert_tensor_metadata" not in str(n.target)]  # computes nothing
+    graph = [(n.name, str(n.target), str(n.args)) for n in nodes]
     found = {"variables": variables, "costs": costs, "fixed": space.fixed, "graph": graph}
     pipe.send((json.loads(json.dumps(found | {"dynamic": space.graph.dynamic})), seconds))
 
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--out", default="coverage-speed.json", metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    before, now = options.checkout.resolve(), HERE.parent.resolve()
+    before, now = options.checkout.resolve(), present()
     listed = [n for part in ("unseen", "models") for n in (HERE / f"coverage_{part}.txt").read_text().split()]
     names = random.Random(SEED).sample([n for n in listed if installed(n)], options.count)
     rows, start = [], time.monotonic()
@@ -111,6 +112,12 @@ def main() -> None:
     }
     (HERE.parent / "docs" / "results" / options.out).write_text(json.dumps(results, indent=1) + "\n")
     print({key: value for key, value in results.items() if key != "rows"})
+
+
+def present() -> Path:
+    """The folder of the bcnet that is imported, or the one that this file belongs to."""
+    found = importlib.util.find_spec("bcnet")
+    return Path(found.origin).resolve().parents[1] if found and found.origin else HERE.parent.resolve()
 
 
 def commit(where: Path) -> str:

@@ -22,8 +22,7 @@ from fuzz_changes import change_bytes, change_cells, change_description, change_
 from torch import nn
 
 from bcnet.bench import BenchSpace, ChannelBench
-from bcnet.bench.build import BuildConfig
-from bcnet.bench.build import _Results as BuildResults
+from bcnet.bench.build import BuildConfig, open_results
 from bcnet.bench.rank import _read_report as read_rank
 from bcnet.data import LoadOptions
 from bcnet.data.cifar10 import read_cifar10
@@ -336,14 +335,14 @@ BUILD = BuildConfig("zoo:digits_cnn", "digits")
 
 
 def _write_build(folder: Path) -> list[str]:
-    results = BuildResults(folder, BUILD)
+    results = open_results(folder, BUILD)
     for number in range(20):
-        results.add((number // 2, number % 2), {"best": 90 + number / 10, "last": 89.0})
+        results.add({"widths": number // 2, "seed": number % 2, "best": 90 + number / 10, "last": 89.0})
     return ["results.jsonl"]
 
 
 def _read_build(folder: Path) -> Any:
-    return BuildResults(folder, BUILD).best
+    return open_results(folder, BUILD).known
 
 
 def _write_rank(folder: Path) -> list[str]:

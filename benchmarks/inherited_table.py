@@ -33,7 +33,7 @@ from torch.nn import functional
 
 from bcnet.search.constraints import Constraints
 from bcnet.search.criteria import allot
-from bcnet.space.importance import Scores, importance, kinds, taylor
+from bcnet.space.importance import UnitScores, importance, kinds, taylor
 from bcnet.training.task import cross_entropy
 
 SAMPLES = (1000, 5000)
@@ -146,7 +146,7 @@ class Table:
         teacher = self.together.paths[0]
         teacher.load(self.cutter.space.max, model.state_dict())
         self.opinions = Opinions(images, teacher)
-        self.scores: dict[str, Scores] = {}
+        self.scores: dict[str, UnitScores] = {}
 
     def state(self, name: str, widths: Widths) -> State:
         """The weights of a network; its name ends with + and the way it is made, where that is another."""
@@ -157,7 +157,7 @@ class Table:
         tensors = [torch.from_numpy(row) for row in self.scores[criterion]]
         return self.maker(self.cutter.best(widths, tensors), way == "reconstruct")
 
-    def _importance(self, criterion: str) -> Scores:
+    def _importance(self, criterion: str) -> UnitScores:
         space, model = self.cutter.space, self.cutter.model
         if criterion != "taylor":
             return importance(space, model, criterion)

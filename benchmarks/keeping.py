@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from reconstruction import RESULTS, Case, Images, measure, read, train
 from scipy import stats
 
-from bcnet.space.importance import Scores, importance, taylor
+from bcnet.space.importance import UnitScores, importance, taylor
 from bcnet.training.recalibration import recalibrate
 from bcnet.training.reconstruction import inherited
 from bcnet.utils.provenance import commit
@@ -35,7 +35,7 @@ SMALLER = {"IMAGES": 6_000, "HELD": 2_000, "BASE_EPOCHS": {"mobilenet": 6, "resn
 CALIBRATION = 1000
 
 
-def scores_by(case: Case, criterion: str) -> Scores:
+def scores_by(case: Case, criterion: str) -> UnitScores:
     if criterion == "taylor":
         x, y = case.images.x[:CALIBRATION], case.images.y[:CALIBRATION]
         some = list(zip(x.split(250), y.split(250), strict=True))

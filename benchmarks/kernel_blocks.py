@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from parts import provenance
 from torch import Tensor
+from without_gpu import reference
 
-from bcnet.accel.kernels import fused, reference
+from bcnet.accel.kernels import fused
 from bcnet.accel.kernels.values import Affine, Rows, Window
 
 HIDDEN = [(32, 32), (32, 96), (32, 144), (32, 144), (32, 192), (16, 384), (16, 384), (16, 384), (16, 384), (16, 576),
@@ -32,10 +33,10 @@ BLOCKS: dict[str, list[dict[str, Any]]] = {
     "depthwise": [{"rows": t} for t in ((8, 64, 4), (16, 32, 4))],
     "depthwise back": [{"rows_back": t} for t in ((16, 32, 4), (8, 64, 4))],
     "project back": [
-        {"pointwise_back": t, "programs": 132 * p} for t, p in (((64, 32, 4), 8), ((64, 32, 4), 6), ((128, 32, 8), 4))
+        {"conv1x1_back": t, "programs": 132 * p} for t, p in (((64, 32, 4), 8), ((64, 32, 4), 6), ((128, 32, 8), 4))
     ],
-    "expand": [{"pointwise": t} for t in ((128, 64, 4), (128, 64, 8), (256, 64, 8))],
-    "project": [{"pointwise": t} for t in ((128, 64, 4), (256, 64, 8))],
+    "expand": [{"conv1x1": t} for t in ((128, 64, 4), (128, 64, 8), (256, 64, 8))],
+    "project": [{"conv1x1": t} for t in ((128, 64, 4), (256, 64, 8))],
 }
 """Settings of ``fused.tuning`` that are tried."""
 
@@ -80,9 +81,9 @@ def calls(kernels: Any) -> dict[str, tuple[float, Callable[[Layer], Any]]]:
     return {
         "depthwise": (2, lambda t: kernels.depthwise_forward(t.x, t.taps, t.window, t.norm, t.after)),
         "depthwise back": (3, lambda t: kernels.depthwise_backward(t.d, t.x, t.taps, t.window, t.norm, t.found)),
-        "expand": (1, lambda t: kernels.pointwise_forward(t.narrow, t.matrix, t.x.channels, None, t.norm)),
-        "project": (1, lambda t: kernels.pointwise_forward(t.d, t.matrix, t.narrow.channels, t.after, t.small)),
-        "project back": (2, lambda t: kernels.pointwise_backward(t.narrow, t.d, t.matrix, t.after, t.found)),
+        "expand": (1, lambda t: kernels.conv1x1_forward(t.narrow, t.matrix, t.x.channels, None, t.norm)),
+        "project": (1, lambda t: kernels.conv1x1_forward(t.d, t.matrix, t.narrow.channels, t.after, t.small)),
+        "project back": (2, lambda t: kernels.conv1x1_backward(t.narrow, t.d, t.matrix, t.after, t.found)),
         "statistics": (1, lambda t: kernels.statistics(t.x, t.norm)),
         "norm sums": (2, lambda t: kernels.norm_sums([t.x], t.d, t.after, None, False)),
         "normalise": (2, lambda t: kernels.normalise(t.d, t.after, None)),

@@ -279,7 +279,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 def reached(folder: Path) -> str:
     """The first result that a run lacks, such as ``train`` or ``targets/flops-40pc/race``."""
     targets = [f"targets/{folder_name(budget)}" for budget in RECIPE["targets"]]
-    stages = ("run", "search", "race", "retrain", "compare", "export", "report")
+    stages = ("run", "search", "rate", "race", "retrain", "compare", "export", "report")
     names = [
         "run",
         "trace",

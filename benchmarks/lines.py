@@ -1,4 +1,4 @@
-"""Counts the lines of each room of the package, and puts them into docs/design.md.
+"""Counts the lines of each room of the package, and of features that one could do without, for docs/design.md.
 
 python benchmarks/lines.py
 """
@@ -17,6 +17,20 @@ import test_architecture  # noqa: E402
 
 ROOMS = [room.replace(".", "/") for room in test_architecture.ROOMS if room != "errors"]
 KINDS = ("lines", "code", "docstrings and comments", "blank")
+FEATURES = {
+    "training and scoring by fused GPU kernels": ("accel/__init__.py", "accel/fused_step/*", "accel/kernels/[!e]*"),
+    "all configurations of a space at once, on a GPU": ("accel/enumeration/gpu_steps.py", "accel/kernels/enum_*"),
+    "the same, and shared prefixes, by plain torch": ("accel/enumeration/[!g]*",),
+    "the benchmark, its commands and its baselines": ("bench/*", "cli/bench/*", "supernet/meta.py", "supernet/tas.py"),
+    "the report and the model card": ("report/*", "run/report.py", "run/card.py", "cli/report.py"),
+    "latency as a budget": ("latency/*", "run/stages/budgets.py"),
+    "the zoo": ("models/[!lw_]*", "models/layers.py"),
+    "the paper's prior population": ("search/prior/*",),
+    "training on several devices": ("training/distributed.py",),
+    "strategies beside evolution and neighbours": tuple(
+        f"search/strategies/{name}.py" for name in ("agent", "baselines", "enumerate", "greedy", "legr", "markov")
+    ),
+}
 BESIDE = (".html", ".css", ".js", ".md", ".yaml")
 
 
@@ -31,6 +45,19 @@ def count(path: Path) -> tuple[int, int, int, int]:
     blank = {number for number, line in enumerate(lines, 1) if not line.strip()}
     words |= {number for number, line in enumerate(lines, 1) if line.lstrip().startswith("#")}
     return len(lines), len(lines) - len(blank | words), len(words - blank), len(blank)
+
+
+def features() -> str:
+    """The lines of every feature, and of what is left without any of them, in Markdown."""
+    package = ROOT / "bcnet"
+    files = {
+        name: [path for glob in globs for path in package.glob(glob) if path.suffix == ".py"]
+        for name, globs in FEATURES.items()
+    }
+    counts = {name: sum(count(path)[0] for path in paths) for name, paths in files.items()}
+    left = sum(count(path)[0] for path in package.rglob("*.py")) - sum(counts.values())
+    body = [f"| {name} | {n:,} |" for name, n in {**counts, "**everything else**": left}.items()]
+    return "\n".join(["| feature | lines |", "| --- | ---: |", *body])
 
 
 def table() -> str:
@@ -52,9 +79,12 @@ def table() -> str:
 
 def main() -> None:
     page = ROOT / "docs" / "design.md"
-    text, made = page.read_text("utf-8"), table()
-    page.write_text(re.sub(r"\| room \| lines .*?\n(?=\n)", lambda _: made + "\n", text, flags=re.DOTALL), "utf-8")
-    print(made)
+    text = page.read_text("utf-8")
+    for made in (table(), features()):
+        head = re.escape(made[: made.index("|", 2)])
+        text = re.sub(head + r"\| lines .*?\n(?=\n)", lambda _, made=made: made + "\n", text, flags=re.DOTALL)
+        print(made)
+    page.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

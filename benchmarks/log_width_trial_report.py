@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from law_report import RESULTS, row
+from log_width_report import RESULTS, row
 from log_width_trial import GROUPS, SPACES
 from numpy.typing import NDArray
 from scipy.stats import kendalltau

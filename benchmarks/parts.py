@@ -59,7 +59,7 @@ def uniform(space: NetworkSpace, flops: float) -> Widths:
 
 
 def balanced(space: NetworkSpace, flops: float) -> Widths:
-    """What the log-width model holds best before any score, within ``flops``, among bcnet's own candidates."""
+    """What the log-width model rates best before any score, within ``flops``, among bcnet's own candidates."""
     coarse = trace(space.model, space.example)
     return LogWidthModel.balanced(coarse).best(_constraints(coarse, flops))
 

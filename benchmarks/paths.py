@@ -22,9 +22,9 @@ from parts import Batch, Images, NetworkSpace, Widths, space_of
 from side_by_side import Restored, Sgd, Shared, Teacher, Training, loss_of
 from torch import Tensor, nn
 from torch.nn import functional
+from without_gpu import reference
 
 from bcnet.accel.fused_step import FusedEngine
-from bcnet.accel.kernels import reference
 from bcnet.space.importance import importance
 from bcnet.space.resize import selected, sliced
 from bcnet.supernet.supernet import Supernet

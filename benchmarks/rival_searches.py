@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from intervals import half
-from law_report import RESULTS, row
+from log_width_report import RESULTS, row
 from search import Mean
 
 from bcnet.bench import ChannelBench

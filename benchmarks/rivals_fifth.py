@@ -1,4 +1,4 @@
-"""The fifth and sixth comparisons (docs/results/rivals.md): bcnet as it ships, and others' networks, trained by one code.
+"""The fifth and sixth comparisons (docs/results/rivals.md): bcnet as it ships and others' networks, by one code.
 
     python benchmarks/rivals_fifth.py --data DIR --out DIR --seconds S --jobs JOB...
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from law_report import gains_alone
+from log_width_report import gains_alone
 from numpy.typing import NDArray
 
 from bcnet.bench.table import ChannelBench
@@ -158,7 +158,7 @@ def held_out(folder: Path, only: list[str]) -> dict[str, Any]:
 def supernets_case(
     folder: Path, file: str, percent: int, evaluations: int = SUPERNET_EVALUATIONS, noise: float = 0.0
 ) -> dict[str, Any]:
-    """Search by a supernet's accuracy and by its loss, take the best score or the law's choice, judge by the table.
+    """Search by a supernet's accuracy and by its loss, take the best score or the model's choice, judge by the table.
 
     ``noise`` is added to all scores, in standard deviations of theirs.
     """
@@ -189,7 +189,7 @@ def supernets_case(
             config = SearchConfig(seed=seed, evaluations=evaluations, choose="log-width")
             result = search(space, score, [f"flops={percent}%"], config=config)
             assert result.best is not None
-            found.setdefault(by, []).append(found_after(result, evaluations - 1))  # before the law's
+            found.setdefault(by, []).append(found_after(result, evaluations - 1))  # before the model's
             found.setdefault(f"{by}, law", []).append(result.best.widths)
     rows = {
         kind: {how: (v[inside].max() - v[space.index(np.array(widths))]).tolist() for how, widths in found.items()}
@@ -209,7 +209,7 @@ def supernets(folder: Path, only: list[str]) -> dict[str, Any]:
 
 
 def alone(table: ChannelBench) -> dict[str, Any]:
-    """The law of networks trained alone, its gains drawn nowhere: Kendall, and what each width gains, in points."""
+    """The log-width model of networks trained alone, its gains not shrunk: Kendall, and points gained by each width."""
     logs, gains = gains_alone(table.widths, table.mean)
     variables = [[v.name, len(v.layers), gain] for v, gain in zip(table.space.variables, gains.tolist(), strict=True)]
     return {"fitted": table.correlate(logs @ gains)["kendall"], "variables": variables}

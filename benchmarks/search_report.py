@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import numpy as np
-from law_report import RESULTS, law_sections, number, row
+from log_width_report import RESULTS, log_width_sections, number, row
 from numpy.typing import NDArray
 
 SIDE_BY_SIDE = ("evolution", "NSGA-II, as in the paper", "random", "greedy", "uniform")
@@ -213,7 +213,7 @@ def page(data: dict[str, Any]) -> str:
         ["![Mean regret over evaluations](search-regret.svg)", ""],
         ["## Which change did it", "", *TEXT_STEPS, "", *step_lines(regret), ""],
         _held_out(data),
-        law_sections(data),
+        log_width_sections(data),
         ["## The prior's program", "", *TEXT_PROGRAM, "", *program_lines(data["program"]), ""],
         ["## The prior population", "", *TEXT_POPULATION, "", *population_lines(data["population"]), ""],
         ["![Accuracy of prior and random populations](search-prior.svg)", ""],

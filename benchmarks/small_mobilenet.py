@@ -1,4 +1,4 @@
-"""What a search finds in a small MobileNetV2, trained alone many times: the best score, the law's choice, and widths
+"""What a search finds in a small MobileNetV2, trained alone many times: the best score, the model's choice, and widths
 that need no search, uniform and balanced.
 
     python benchmarks/small_mobilenet.py --data cifar10 --out FILE [--seeds 0 1] [--budgets flops=50% flops=15%]
@@ -51,7 +51,7 @@ def trained(space: NetworkSpace, train: Images, seed: int) -> Supernet:
 
 
 def searched(net: Supernet, held_out: Images, budget: str, by: str, seed: int) -> dict[str, Any]:
-    """What the search takes by score and by law, and uniform and balanced widths, with what the supernet gives."""
+    """What the search takes by score and by model, and uniform and balanced widths, with what the supernet gives."""
     evaluator = Evaluator(net, [(held_out.x[:SCORED], held_out.y[:SCORED])], by=by)
     space = net.space
     config = SearchConfig(evaluations=EVALUATIONS, seed=seed, choose="log-width")

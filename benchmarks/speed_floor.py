@@ -61,7 +61,7 @@ def passes(program: Program, size: dict[int, int]) -> Iterator[Pass]:
             yield "backwards", "gradient of a norm", 3 * y
         elif isinstance(layer, Conv):
             x, y = size[layer.x], size[layer.out]
-            kind = "depthwise" if layer.depthwise else "1x1" if layer.pointwise else "dense"
+            kind = "depthwise" if layer.depthwise else "1x1" if layer.product else "dense"
             yield "forwards", kind, x + y
             together = layer.weight in program.summed  # input and weight in one kernel
             first = layer.x == program.source

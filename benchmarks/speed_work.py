@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from speed_base import Action, Bench, supernet_of, uniform
 from supernet_speed_base import four_paths
 from torch import Tensor, nn
+from without_gpu import reference
 
 from bcnet.accel import SharedEvaluator
 from bcnet.accel.enumeration.score_all import score_all
 from bcnet.accel.fused_step import FusedEvaluator, plain_step
-from bcnet.accel.kernels import reference
 from bcnet.data.source import LoaderSource
 from bcnet.models import MODELS, build
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
@@ -172,7 +172,6 @@ import time; start = time.perf_counter()
 import torch
 from bcnet.accel.fused_step import PlainStep
 from bcnet.accel.fused_step.proof import why_no_kernels
-from bcnet.accel.kernels import reference
 from bcnet.models import build
 import sys
 device = sys.argv[1]
@@ -182,6 +181,8 @@ count = 8 if device == "cpu" else 256
 x, y = torch.randn(count, 3, 32, 32, device=device), torch.zeros(count, dtype=torch.long, device=device)
 def loss(output, y, taught): return torch.nn.functional.cross_entropy(output.float(), y)
 if device == "cpu":
+    sys.path.append(sys.argv[2])
+    from without_gpu import reference
     step = PlainStep(network, x, loss, None, reference, torch.float32)
 else:
     why_no_kernels(x.device)
@@ -201,7 +202,7 @@ def start(bench: Bench) -> Found:
         for name in ("cold_s", "warm_s"):
             environment = {**os.environ, "TRITON_CACHE_DIR": cache}
             begun = time.perf_counter()
-            command = [sys.executable, "-c", FIRST_STEP, bench.device]
+            command = [sys.executable, "-c", FIRST_STEP, bench.device, str(Path(__file__).parent)]
             done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
             yield {name: time.perf_counter() - begun, f"{name} in words": done.stdout.strip()}
 

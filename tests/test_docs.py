@@ -34,6 +34,8 @@ from traced import space_of
 import bcnet
 import bcnet.run.slim
 from bcnet.models.load import LoadedModel
+from bcnet.run.recipe import Recipe
+from bcnet.run.recipe_comments import commented
 from bcnet.run.session import PYTHON
 
 ROOT = Path(__file__).parents[1]
@@ -193,6 +195,16 @@ def _check_console(text: str) -> None:
     pattern = r"\n".join(r"(?:.*\n)*?.*" if line == "..." else re.escape(line.rstrip()) for line in shown)
     printed = "\n".join(line.rstrip() for line in result.stdout.splitlines())
     assert re.fullmatch(pattern, printed), f"{command} printed\n{printed}"
+
+
+def test_the_reference_has_a_line_for_every_key_of_a_recipe(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    import mkdocs_hooks
+
+    page = mkdocs_hooks.on_page_markdown((ROOT / "docs" / "reference.md").read_text("utf-8"))
+    for line in commented(Recipe.read("digits")).splitlines():
+        if line[:1].isalpha() or (line.startswith("  ") and "  # " in line):
+            assert f"| `{line.strip().partition(':')[0]}` |" in page, line
 
 
 @pytest.mark.parametrize("page", PAGES)

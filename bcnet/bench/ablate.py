@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bcnet.bench.results import Results
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
 from bcnet.run.pipeline import run_stages
@@ -106,36 +107,23 @@ class Ablation:
             raise BcnetError("ablations are of supernets trained from scratch: give a recipe with start: scratch")
         self.recipe, self.folder, self.table = recipe, Path(folder), table
         self.device, self.listener = device, listener or Listener()
-        self.file = self.folder / "results.jsonl"
         self._runs: dict[str, Run] = {}
 
     def work(self, chosen: Sequence[Variant], seeds: Sequence[int]) -> list[dict[str, Any]]:
         """Lines (variant, seed) with the accuracy in percent of what was found, or the ``failure`` to hold the budget;
         those that are known are not repeated, nor are settings that two ablations share."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        done = {row["key"]: row for row in self._known()}
+        results = Results(self.folder / "results.jsonl", _read)
+        done = {row["key"]: row for row in results.known}
         jobs = [(v, s) for v in chosen for s in seeds]
         rows = []
         for number, (variant, seed) in enumerate(jobs, 1):
             key = self._key(variant, seed)
             if key not in done:
                 done[key] = {"key": key, **self._one(variant, seed), **provenance(self.device or "cpu")}
-                with open(self.file, "a") as lines:
-                    lines.write(json.dumps(done[key]) + "\n")
+                results.add(done[key])
             rows.append({**done[key], "ablation": variant.ablation, "variant": variant.name, "seed": seed})
             self.listener.step("ablations", number, len(jobs), {})
         return rows
-
-    def _known(self) -> Iterator[dict[str, Any]]:
-        """Lines of earlier work; one that was cut short by a kill is dropped."""
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        for number, line in enumerate(lines, 1):
-            try:
-                yield dict(json.loads(line))
-            except ValueError:
-                if number < len(lines):
-                    raise BcnetError(f"line {number} of {self.file} is damaged: remove it to do it again") from None
-                self.file.write_text("".join(f"{whole}\n" for whole in lines[:-1]))
 
     def _key(self, variant: Variant, seed: int) -> str:
         """What tells one result from another, whichever ablation asks for it."""
@@ -201,6 +189,10 @@ class Ablation:
         retrain(network, run.final_training, config, progress=training_steps(self.listener, "network"))
         source = run.data.test if run.data.test is not None else run.data.val
         return 100 * evaluate(network, source, run.task, bf16=recipe.retrain.bf16)["score"]
+
+
+def _read(row: Any) -> dict[str, Any]:
+    return {**row, "key": str(row["key"])}
 
 
 def _can_hold(run: Run) -> bool:

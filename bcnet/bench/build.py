@@ -8,7 +8,6 @@ build that was stopped anywhere goes on; a worker that dies is replaced and its 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -19,16 +18,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import model_validator
 
+from bcnet.bench.results import Results
 from bcnet.bench.spaces import get_space
 from bcnet.bench.table import ChannelBench
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import parse_budget
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.training.optim import Optimisation
-from bcnet.utils.files import clear_errors, read_regular, write_file
+from bcnet.utils.files import write_file
 from bcnet.utils.progress import Listener
 from bcnet.utils.settings import Count, Natural, checked
 
@@ -70,7 +69,7 @@ class BuildConfig:
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What decides the results; where they are computed does not."""
+        """The settings that decide the results; where they are computed does not matter."""
         found = asdict(self)
         for name in ("workers", "executor", "device", *(() if self.networks else ("networks", "within"))):
             del found[name]
@@ -89,7 +88,7 @@ def build_table(config: BuildConfig, folder: str | Path, listener: Listener | No
     holds those of the last epoch.
     """
     space = _space(config)
-    finished = ChannelBench(space, _train_all(config, Path(folder), listener))
+    finished = ChannelBench(space, _train_all(config, Path(folder), listener)[0])
     finished.save(Path(folder) / "table.json")
     return finished
 
@@ -98,12 +97,8 @@ def build_sample(config: BuildConfig, folder: str | Path, listener: Listener | N
     """Train the networks drawn within ``config.within`` and write ``networks.json`` into ``folder``: the names of the
     variables, widths (n, L), costs (n,) each, and accuracies (n, seeds) of the best epoch and of the last."""
     space = _space(config)
-    best = _train_all(config, Path(folder), listener)
+    best, last = _train_all(config, Path(folder), listener)
     widths = _rows(config, space)
-    rows = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()[1:]]
-    last = np.zeros_like(best)
-    for row in rows:
-        last[row["widths"], row["seed"]] = row["last"]
     found = {
         "format": "bcnet.networks",
         "version": 1,
@@ -118,17 +113,19 @@ def build_sample(config: BuildConfig, folder: str | Path, listener: Listener | N
     return found
 
 
-def _train_all(config: BuildConfig, place: Path, listener: Listener | None) -> NDArray[np.float64]:
-    """Accuracies (n, seeds) of the best epochs; every result is in ``results.jsonl`` as soon as it is known."""
+def _train_all(config: BuildConfig, place: Path, listener: Listener | None) -> tuple[Floats, Floats]:
+    """Accuracies (n, seeds) of the best epochs and of the last; every result is on disk as soon as it is known."""
     count = len(_rows(config, _space(config)))
-    results = _Results(place, config)
+    results = open_results(place, config)
     jobs = [(i, s) for i in range(count) for s in range(config.seeds)]
-    todo = [job for job in jobs if job not in results.best]
+    done = {job for job, _ in results.known}
     run = _over_ray if config.executor == "ray" else _over_processes
-    for job, row in run(config, todo):
-        results.add(job, row)
-        (listener or Listener()).step("training networks", len(results.best), len(jobs), {})
-    return np.array([[results.best[i, s] for s in range(config.seeds)] for i in range(count)])
+    for (widths, seed), row in run(config, [job for job in jobs if job not in done]):
+        results.add({"widths": widths, "seed": seed, **row})
+        (listener or Listener()).step("training networks", len(results.known), len(jobs), {})
+    rows = dict(results.known)
+    best, last = (np.array([rows[job][key] for job in jobs]).reshape(count, -1) for key in ("best", "last"))
+    return best, last
 
 
 def _rows(config: BuildConfig, space: Any) -> Widths:
@@ -151,36 +148,17 @@ def _rows(config: BuildConfig, space: Any) -> Widths:
     )
 
 
-class _Results:
-    """The lines of ``results.jsonl``; a last line cut short by a kill is dropped."""
+def open_results(folder: Path, config: BuildConfig) -> Results[tuple[Job, dict[str, float]]]:
+    """What is known of a build so far: jobs and their accuracies."""
+    head = {"format": "bcnet.build", "version": 1, "config": config.identity()}
+    return Results(folder / "results.jsonl", _read, head)
 
-    def __init__(self, folder: Path, config: BuildConfig):
-        self.file = folder / "results.jsonl"
-        self.best: dict[Job, float] = {}
-        with clear_errors(str(self.file)):
-            lines = read_regular(self.file).decode("utf-8", "replace").split("\n") if self.file.exists() else []
-        head = json.dumps({"format": "bcnet.build", "version": 1, "config": config.identity()})
-        if lines and lines[0] != head:
-            raise BcnetError(f"{self.file} belongs to a build of other settings: choose another folder")
-        whole = [head, *(line for line in lines[1:-1] if line)]
-        with clear_errors(str(self.file)):
-            write_file(self.file, ("\n".join(whole) + "\n").encode())
-        for number, line in enumerate(whole[1:], 2):
-            try:
-                row = json.loads(line)
-                job, best = (int(row["widths"]), int(row["seed"])), float(row["best"])
-            except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
-                job, best = (0, 0), -1.0
-            if not 0 <= best <= 100:
-                raise BcnetError(f"line {number} of {self.file} is damaged: remove it to train that network again")
-            self.best[job] = best
 
-    def add(self, job: Job, row: dict[str, float]) -> None:
-        with open(self.file, "a") as file:
-            file.write(json.dumps({"widths": job[0], "seed": job[1], **row}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.best[job] = row["best"]
+def _read(row: Any) -> tuple[Job, dict[str, float]]:
+    found = {"best": float(row["best"]), "last": float(row.get("last", "nan"))}
+    if not 0 <= found["best"] <= 100:
+        raise ValueError
+    return (int(row["widths"]), int(row["seed"])), found
 
 
 def _over_processes(config: BuildConfig, todo: list[Job]) -> Iterator[tuple[Job, dict[str, float]]]:
@@ -243,7 +221,7 @@ def train_one(config: BuildConfig, job: Job) -> dict[str, float]:
 
 
 def train_widths(config: BuildConfig, space: Any, data: Any, widths: Widths, seed: int) -> dict[str, float]:
-    """Train the network of ``widths`` (L,) as the others of a table, candidates or not."""
+    """Train the network at ``widths`` (L,), candidates or not, as the others of a table are."""
     import torch
 
     from bcnet.training.retraining import Retraining, evaluate, retrain

@@ -6,9 +6,10 @@ import math
 from typing import TypedDict
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from bcnet.errors import BcnetError
+from bcnet.space.widths import Floats
 
 
 class Correlations(TypedDict):
@@ -40,7 +41,7 @@ def correlations(x: ArrayLike, y: ArrayLike) -> Correlations:
 
 
 def reliability(acc: ArrayLike) -> float:
-    """The share of the variance of the means of ``acc`` (n, S) that is no seed noise, in 0..1.
+    """The share of the variance of the means of ``acc`` (n, S) that is not seed noise, in 0..1.
 
     The variance of the S-seed means is that of the true accuracies plus ``sigma^2 / S``, with sigma^2
     the variance between seeds, pooled over all networks.
@@ -80,7 +81,7 @@ def noise_ceiling(acc: ArrayLike, draws: int = 16, seed: int = 0) -> Correlation
     }
 
 
-def _runs(acc: ArrayLike) -> NDArray[np.float64]:
+def _runs(acc: ArrayLike) -> Floats:
     runs = np.asarray(acc, dtype=np.float64)
     if runs.ndim != 2 or runs.shape[0] < 2 or runs.shape[1] < 2:
         raise BcnetError(

@@ -14,7 +14,7 @@ PREDICTORS = {"flops": "FLOPs", "params": "parameters", "widths": "log widths ×
 
 
 def predicted(predictor: str, table: ChannelBench) -> NDArray[Any]:
-    """What one of :data:`PREDICTORS` says of every network of a table, (n,)."""
+    """The prediction of one of :data:`PREDICTORS` for every network of a table, (n,)."""
     if predictor == "widths":
         return LogWidthModel.balanced(table.space).predict(table.widths)
     return table.costs[predictor]

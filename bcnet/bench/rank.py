@@ -34,7 +34,7 @@ from bcnet.data.source import Data, Source
 from bcnet.errors import BcnetError
 from bcnet.search.predictors.log_width import LogWidthModel
 from bcnet.space.network import NetworkSpace
-from bcnet.space.widths import WidthVariable
+from bcnet.space.widths import Floats, WidthVariable
 from bcnet.supernet.meta import META, MetaSupernet, train_meta
 from bcnet.supernet.paths import METHODS, Method
 from bcnet.supernet.principle import get_principle
@@ -113,7 +113,7 @@ class RankConfig:
 
     @property
     def name(self) -> str:
-        """What tells this experiment from any other: its folder's name."""
+        """The name of this experiment's folder, which tells it from any other."""
         told = ("space", "method", "epochs", "seed")
         rest = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in told]
         usual = {f"{f.name}={f.default}" for f in fields(self)}
@@ -282,14 +282,14 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
 
 
 def _effects(
-    score: NDArray[np.float64],
-    truth: NDArray[np.float64],
+    score: Floats,
+    truth: Floats,
     variables: Sequence[WidthVariable],
     widths: NDArray[np.int64],
 ) -> list[dict[str, Any]]:
-    """What each candidate of each variable is worth on average, in points: to the supernet and in the table.
+    """What each candidate of each variable is worth on average, in points, to the supernet and in the table.
 
-    Where the two differ is where a supernet ranks wrongly.
+    Where the two differ, the supernet ranks wrongly.
     """
     found = []
     for variable, column in zip(variables, widths.T, strict=True):
@@ -302,21 +302,21 @@ def _effects(
     return found
 
 
-def by_log_width(score: NDArray[np.float64], table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
+def by_log_width(score: Floats, table: ChannelBench, rows: NDArray[np.int64]) -> dict[str, Any]:
     """How a log-width model of the scores ranks the table's ``rows``: correlations, and the regret of its best."""
     widths, truth = table.widths[rows], table.mean[rows]
     guess = LogWidthModel.fit(widths, score, table.space.layer_counts).predict(widths)
     return {**correlations(guess, truth), "regret": _regrets(guess, truth, table.costs["flops"][rows])}
 
 
-def added(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> NDArray[np.float64]:
+def added(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> Floats:
     """Scores without interactions, and so nearly without noise: the sum of what each variable's candidate is worth."""
     columns = zip(found, widths.T, strict=True)
-    total: NDArray[np.float64] = sum(np.array(e["score"])[np.searchsorted(e["candidates"], c)] for e, c in columns)
+    total: Floats = sum(np.array(e["score"])[np.searchsorted(e["candidates"], c)] for e, c in columns)
     return total
 
 
-def _regrets(score: NDArray[np.float64], truth: NDArray[np.float64], flops: NDArray[Any]) -> dict[str, Any]:
+def _regrets(score: Floats, truth: Floats, flops: NDArray[Any]) -> dict[str, Any]:
     """Accuracy points lost by taking the best, and the best of the ten best, by score under FLOPs budgets."""
     found = {}
     for share in SHARES:
@@ -349,7 +349,7 @@ def _read_report(path: Path) -> dict[str, Any]:
     return found
 
 
-def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: NDArray[np.float64]) -> None:
+def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], truth: Floats) -> None:
     """``scores.npz`` has PART_accuracy and PART_loss (sides, widths) and the table's ``truth`` (widths,)."""
     arrays = {f"{part}_{name}": getattr(s, name) for part, s in scores.items() for name in ("accuracy", "loss")}
     held = io.BytesIO()
@@ -361,7 +361,7 @@ def _store(place: Path, report: dict[str, Any], scores: dict[str, AllScores], tr
         write_file(place / "rank.json", (json.dumps(report, indent=2) + "\n").encode())
 
 
-def scatter_svg(score: NDArray[np.float64], truth: NDArray[np.float64], report: dict[str, Any]) -> str:
+def scatter_svg(score: Floats, truth: Floats, report: dict[str, Any]) -> str:
     """Every network as a dot: supernet accuracy across, true accuracy up (at most 2,000 dots)."""
     chosen = np.linspace(0, len(score) - 1, min(2000, len(score))).astype(int)
     x, y = score[chosen], truth[chosen]

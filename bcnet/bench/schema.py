@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bcnet.bench.spaces import BenchSpace
 from bcnet.errors import BcnetError
+from bcnet.space.widths import Floats
 
 COSTS = ("flops", "params")
 LARGEST = 2**28  # bytes; the released tables have some 3 * 10^6
@@ -24,12 +25,12 @@ FIELDS = ("acc", "std", *COSTS, "mean")
 MEAN_TOLERANCE = 0.01
 
 
-def spread(acc: NDArray[np.float64]) -> NDArray[np.float64]:
+def spread(acc: Floats) -> Floats:
     """The standard deviation over the seeds of ``acc`` (n, S) with S - 1 degrees of freedom, 0 for one seed: (n,)."""
     return acc.std(axis=1, ddof=1) if acc.shape[1] > 1 else np.zeros(len(acc))
 
 
-def dump(space: BenchSpace, acc: NDArray[np.float64], costs: Mapping[str, NDArray[np.int64]]) -> bytes:
+def dump(space: BenchSpace, acc: Floats, costs: Mapping[str, NDArray[np.int64]]) -> bytes:
     """Accuracies (n, S) and costs (n,) in the order of the index as the text of a table."""
     keys = space.keys(np.arange(space.size)).tolist()
     columns = (acc, spread(acc), *(costs[name] for name in COSTS), acc.mean(axis=1))
@@ -38,7 +39,7 @@ def dump(space: BenchSpace, acc: NDArray[np.float64], costs: Mapping[str, NDArra
     return json.dumps(entries, allow_nan=False).encode()
 
 
-def parse(content: bytes, space: BenchSpace) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
+def parse(content: bytes, space: BenchSpace) -> tuple[Floats, dict[str, NDArray[np.int64]]]:
     """The text of a table as accuracies (n, S) and costs (n,) in the order of the index."""
     entries = _entries(content)
     index = space.parse(list(entries))
@@ -86,7 +87,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _fault(key: str, entry: Any, first: Any) -> str | None:
-    """What is wrong with an entry, given that the first entry of the table is right."""
+    """What is wrong with an entry, assuming that the first entry of the table is right."""
     if not isinstance(entry, dict) or any(field not in entry for field in FIELDS):
         return f"the entry of key {key!r} must be an object with {', '.join(FIELDS)}"
     acc = entry["acc"]

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from bcnet.bench.spaces import BenchSpace
 from bcnet.errors import BcnetError
+from bcnet.space.widths import Floats
 
 WhichRun = int | NDArray[np.integer] | Literal["mean"] | None
 
@@ -21,7 +22,7 @@ class TableScorer:
     ``evaluations`` counts the distinct trainings they stand for, the currency of a real search.
     """
 
-    def __init__(self, space: BenchSpace, acc: NDArray[np.float64], seed: int = 0):
+    def __init__(self, space: BenchSpace, acc: Floats, seed: int = 0):
         self._space = space
         self._acc = acc
         self._rng = np.random.default_rng(seed)
@@ -36,7 +37,7 @@ class TableScorer:
         """The score of one configuration (L,), in percent."""
         return float(self.score_many(self._space.check(widths)[None], run)[0])
 
-    def score_many(self, widths: ArrayLike, run: WhichRun = None) -> NDArray[np.float64]:
+    def score_many(self, widths: ArrayLike, run: WhichRun = None) -> Floats:
         """The scores of widths (n, L), in percent: (n,)."""
         index = self._space.index(widths)
         if index.ndim != 1:

@@ -18,14 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.cost import Cost
-from bcnet.space.widths import Widths, WidthSpace, WidthVariable
+from bcnet.space.widths import Indices, Widths, WidthSpace, WidthVariable
 from bcnet.utils.files import read_regular
 
 DIGITS = "123456789abcdefghijklmnopqrstuvwxyz"
 MAX_SIZE = 2**24
 LARGEST_FILE = 2**24  # bytes; far more than a small space needs
-
-Indices = NDArray[np.int64]
 
 
 class BenchSpace(WidthSpace):
@@ -114,7 +112,8 @@ _DIGIT_OF[[ord(digit) for digit in DIGITS]] = np.arange(len(DIGITS))
 
 
 def _ranks(variable: WidthVariable, stride: int) -> Indices:
-    """A width's share of the index, by width: (l + 1,); so negative for no candidate that any sum is."""
+    """What each width adds to the index, (l + 1,); for widths that are no candidates a number so low that every sum
+    with it is negative."""
     ranks = np.full(variable.max + 1, -MAX_SIZE, dtype=np.int64)
     ranks[list(variable.candidates)] = stride * np.arange(len(variable.candidates))
     return ranks

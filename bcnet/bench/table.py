@@ -18,7 +18,7 @@ from bcnet.bench.scorer import TableScorer
 from bcnet.bench.spaces import BenchSpace, get_space
 from bcnet.errors import BcnetError, did_you_mean
 from bcnet.space.cost import Cost
-from bcnet.space.widths import Widths, WidthSpace
+from bcnet.space.widths import Floats, Widths, WidthSpace
 from bcnet.utils.files import clear_errors, digest, read_regular, write_file
 
 
@@ -27,10 +27,10 @@ class Entry(NamedTuple):
 
     widths: Widths
     """(..., L)"""
-    acc: NDArray[np.float64]
+    acc: Floats
     """Accuracy in percent after each of S training runs, (..., S)."""
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
+    mean: Floats
+    std: Floats
     """Over the runs, with S - 1 degrees of freedom; 0 for one run."""
     flops: NDArray[np.int64]
     params: NDArray[np.int64]
@@ -48,8 +48,8 @@ class ChannelBench:
         self.space = get_space(space)
         self.widths = self.space.all_widths()
         self.acc = _accuracies(acc, self.space)
-        self.mean: NDArray[np.float64] = self.acc.mean(axis=1)
-        self.std: NDArray[np.float64] = schema.spread(self.acc)
+        self.mean: Floats = self.acc.mean(axis=1)
+        self.std: Floats = schema.spread(self.acc)
         self.costs: dict[str, NDArray[Any]] = {}
         self.path: Path | None = None
         self.sha256: str | None = None
@@ -187,7 +187,7 @@ class ChannelBench:
         return index[np.argsort(-self.mean[index], kind="stable")]
 
 
-def _accuracies(acc: ArrayLike, space: BenchSpace) -> NDArray[np.float64]:
+def _accuracies(acc: ArrayLike, space: BenchSpace) -> Floats:
     values = np.array(acc, dtype=np.float64)
     if values.ndim != 2 or len(values) != space.size or values.shape[1] < 1:
         raise BcnetError(

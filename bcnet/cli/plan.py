@@ -53,16 +53,15 @@ def print_plan(recipe: Recipe, device: str | None, as_json: bool) -> None:
 
 def tell_plan(run: Run, until: str) -> None:
     """Tell a run's listener what is to come, unless that is next to nothing."""
-    from bcnet.run.pipeline import run_stages, stages_of
+    from bcnet.run.pipeline import TOGETHER, run_stages, stages_of
     from bcnet.run.plan import make_plan
     from bcnet.training import distributed
 
-    trains = {"given", "train", "search", "race", "retrain", "targets"}
     names = stages_of(run.recipe)
     if until not in names or distributed.world()[1] > 1:
         return
     ahead = {name for name in names[: names.index(until) + 1] if not run.done(name)}
-    if not ahead & trains:
+    if not ahead.intersection(TOGETHER):
         return
     run_stages(run, "trace")
     plan = make_plan(run).until(until)

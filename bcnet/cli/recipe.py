@@ -10,9 +10,16 @@ from bcnet.cli import options
 from bcnet.cli.console import OneLineErrors, console, print_json, table
 from bcnet.cli.stage import require_trust
 
-recipe_app = typer.Typer(cls=OneLineErrors, help="Recipes: everything a run does, as a file.", no_args_is_help=True)
+recipe_app = typer.Typer(cls=OneLineErrors)
 
 PLACE_ARGUMENT = typer.Argument(metavar="RECIPE", help="A recipe's name or its file.")
+
+
+@recipe_app.callback(invoke_without_command=True)
+def _recipe(context: typer.Context) -> None:
+    """Recipes: everything a run does, as a file."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @recipe_app.command("list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ STAGES = {
     "given": "Score the network of a run as it is given, and train it first where it has learnt nothing.",
     "train": "Train the supernet of a run.",
     "search": "Search the widths of a run.",
+    "rate": "Choose the learning rate that networks of a run are fine-tuned at, by short probes.",
     "race": "Race the finalists of a run's search.",
     "retrain": "Train what a run found, and what it is compared with.",
     "targets": "Find a slim network for every target of a run.",
@@ -70,7 +72,7 @@ def work(run: Run, until: str, as_json: bool, *, again: bool = False, log: str =
 
     first = distributed.main_process()
     screens = shown() if first else nullcontext(Listener())
-    how = f"go on with `bcnet run --resume {run.folder}{_trusting(run)}`"
+    how = f"go on with `bcnet run --resume {_there(run)}`"
     with interruptible(how), screens as screen, run.lock():
         run.listener = TensorBoard(screen, run.path(log)) if log and first else screen
         with closing(run.listener):
@@ -143,7 +145,7 @@ def _print_summary(run: Run, until: str) -> None:
     )
     for sentence in (*words.broken_budgets(data), *words.comparison(data)):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
-    _print_end(run, f"bcnet export {run.folder} --to onnx{_trusting(run)}")
+    _print_end(run, f"bcnet export {_there(run)} --to onnx")
 
 
 def _print_end(run: Run, following: str) -> None:
@@ -161,13 +163,12 @@ def _next_step(run: Run, until: str) -> str:
     following = names[names.index(until) + 1 :]
     if not following:
         return ""
-    there = f"{run.folder}{_trusting(run)}"
-    return f" (next: `bcnet {following[0]} {there}`, or all: `bcnet run --resume {there}`)"
+    return f" (next: `bcnet {following[0]} {_there(run)}`, or all: `bcnet run --resume {_there(run)}`)"
 
 
-def _trusting(run: Run) -> str:
-    """What a command to go on with a run must add, as the user has trusted its Python file already."""
-    return " --trust" if run.recipe.python_file else ""
+def _there(run: Run, folder: Path | None = None) -> str:
+    """A run's folder, or another one of it, as a command to copy names it; a Python file was trusted already."""
+    return shlex.quote(str(folder or run.folder)) + (" --trust" if run.recipe.python_file else "")
 
 
 def _began(run: Run) -> str:
@@ -185,5 +186,4 @@ def _print_targets(run: Run) -> None:
         rows.append((target["budget"], target["chosen"], *figures, slim["costs"]["flops"], slim["costs"]["params"]))
     title = f"{run.recipe.model}, {_began(run)}: a slim network for every target"
     table(title, ["target", "ships", targets[0]["metric"]["name"], "uniform", "FLOPs", "parameters"], rows)
-    first = run.folder / targets[0]["folder"]
-    _print_end(run, f"bcnet export {first} --to onnx{_trusting(run)}")
+    _print_end(run, f"bcnet export {_there(run, run.folder / targets[0]['folder'])} --to onnx")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from bcnet.errors import BcnetError
 from bcnet.utils.random_state import swap_random_states
@@ -50,6 +52,20 @@ class Later:
 
     def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
         return self.source.batches(self.first + epoch, start, device)
+
+
+@dataclass(frozen=True)
+class First:
+    """The first ``count`` batches of every epoch of ``source``, or all where there are fewer."""
+
+    source: Source
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.source))
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
+        return islice(self.source.batches(epoch, start, device), len(self) - start)
 
 
 class Labelled(NamedTuple):
@@ -237,9 +253,14 @@ class LoaderSource:
 
     def _pair(self, item: Any) -> Batch:
         pair = isinstance(item, (tuple, list)) and len(item) == 2 and all(isinstance(t, Tensor) for t in item)
+        if isinstance(self._loader, Dataset) and (not pair or item[1].dim() == 0):
+            kind = type(self._loader).__name__
+            raise BcnetError(
+                f"{kind} is a data set that gives single samples: torch.utils.data.DataLoader makes batches"
+            )
         if not pair:
             raise BcnetError("a loader must give batches (x, y) of two tensors: wrap it, or set its collate_fn")
-        x, y = item
+        x, y = (t.clone() if t.is_inference() else t for t in item)  # training needs tensors that record gradients
         if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
             inputs, labels = (len(t) if t.dim() else "no batch of" for t in item)
             raise BcnetError(f"a loader gave {inputs} inputs with {labels} labels in one batch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import logging
 import tempfile
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError, first_line
+from bcnet.space.state import duplicate
 
 
 class OnnxNetwork(nn.Module):
@@ -59,7 +59,7 @@ def write_onnx(
 def _contiguous(network: nn.Module) -> nn.Module:
     """A copy of ``network`` with its weights in torch's own order: others, such as channels_last, tie torch's exporter
     to one batch size, also where ``is_contiguous`` does not tell them apart."""
-    copied = copy.deepcopy(network)
+    copied = duplicate(network)
     for tensor in (*copied.parameters(), *copied.buffers()):
         tensor.data = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor.data)
     return copied
@@ -67,7 +67,7 @@ def _contiguous(network: nn.Module) -> nn.Module:
 
 @contextmanager
 def as_onnx(network: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[OnnxNetwork]:
-    """``network``, on the CPU, as onnxruntime runs it; its file is there meanwhile."""
+    """``network``, on the CPU, as onnxruntime runs it; its file exists as long as the context does."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
         write_onnx(network, inputs, path)
@@ -75,7 +75,7 @@ def as_onnx(network: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[OnnxNetw
 
 
 def any_batch(inputs: Sequence[Tensor]) -> tuple[dict[int, Any], ...]:
-    """What torch's exporters are told, so that a file takes batches of any size."""
+    """Arguments of torch's exporters that make a file take batches of any size."""
     batch = torch.export.Dim("batch", min=1)
     return tuple({0: batch} for _ in inputs)
 

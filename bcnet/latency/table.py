@@ -183,7 +183,7 @@ def measure_table(
 def measure_networks(
     space: NetworkSpace, table: LatencyTable, widths: Sequence[ArrayLike], config: TimingConfig | None = None
 ) -> list[Measured]:
-    """Build networks at ``widths`` and time them: what the table predicts, and what is so."""
+    """Build networks at ``widths`` and time them: what the table predicts, and what was measured."""
     config = config or TimingConfig()
     rows = np.stack([np.asarray(one) for one in widths])
     with open_timer(config, next(space.model.parameters()).device) as timer:

@@ -34,7 +34,7 @@ class TimingConfig:
     seconds: Annotated[Positive, "the most time for each figure of the table"] = 0.02
 
     def facts(self, device: torch.device) -> dict[str, Any]:
-        """What a latency is worth nothing without: where and how it was measured."""
+        """Where and how latency is measured, without which a figure means nothing."""
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         threads = self.threads or torch.get_num_threads()
         return {**asdict(self), "device": name, "threads": threads, "torch": torch.__version__}
@@ -99,7 +99,7 @@ def open_timer(config: TimingConfig, device: torch.device) -> Iterator[Timer]:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """So many threads of the CPU inside; torch's own choice where it is left open."""
+    """Use this many CPU threads inside; torch's own choice if None."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -146,8 +146,8 @@ class _OnnxTimer(Timer):
 
 
 def clock(on_cpu: bool) -> Callable[[], int]:
-    """Nanoseconds as a stopwatch shows them; where one thread does all, only those in which it had a core, so that
-    other programs do not count: a pass takes what it would on an idle machine."""
+    """A clock in nanoseconds: wall time, or, if one thread does all the work, only the time in which it had a core:
+    other programs do not count then, and a pass takes as long as on an idle machine."""
     alone = on_cpu and torch.get_num_threads() == 1 and time.get_clock_info("thread_time").resolution <= 1e-6
     return time.thread_time_ns if alone else time.perf_counter_ns
 

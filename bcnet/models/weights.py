@@ -129,7 +129,7 @@ def _unwrapped(state: State) -> Iterator[State]:
 
 
 def _fit(state: State, wanted: State) -> tuple[int, int]:
-    """How many tensors of a state the network needs, and how few others there are."""
+    """How many tensors of a state the network needs, then how few others it has: the larger, the better."""
     fitting = sum(name in wanted and _fits(value, wanted[name]) for name, value in state.items())
     return fitting, fitting and -len(state)
 

@@ -1,7 +1,7 @@
 """From a network and a budget to a slim network: the stages in their order, and the folder they leave.
 
-trace → given → (train) → search → race → retrain → compare → export → report; the paper's way has train and neither
-given nor race. A run folder holds::
+trace → given → (train) → search → rate → race → retrain → compare → export → report; the paper's way has train, but
+no given, rate and race. A run folder holds::
 
     recipe.yaml              the exact recipe: `bcnet run --recipe RUN/recipe.yaml` repeats the run
     run.json                 versions, command, seed, commit, machine, date, and the recipe again
@@ -12,6 +12,7 @@ given nor race. A run folder holds::
     train.json               the supernet's method and history (epoch, loss, rate)
     train.safetensors        its weights (net.*) and the loss log (log.*: steps, widths, losses, normalised)
     search.json              best trial, Pareto front, prior, log-width model, scores of full and uniform, notes
+    rate.json                the learning rate of fine-tuning, and the losses of the probes it was chosen by
     race.json                finalists, what each had on validation after every round, the winner's history
     race.safetensors         the winner's weights; race/ROUND-NAME.json are the rounds as they end
     trials.sqlite            every trial of the search, as it happened (bcnet.search.TrialStore)
@@ -34,6 +35,7 @@ checkpoint or trial was; on a CPU it ends bit for bit as if never stopped.
 from __future__ import annotations
 
 import errno
+import shlex
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,8 +46,8 @@ from bcnet.latency.timing import threads
 from bcnet.run.folder import RunFolder
 from bcnet.run.mending import first_loss, mend, restore_start
 from bcnet.run.recipe import PYTHON, Recipe
-from bcnet.run.session import Run
-from bcnet.run.stages import compare, given, race, retrain, search, supernet, trace
+from bcnet.run.session import Run, needs_latency
+from bcnet.run.stages import compare, given, race, rate, retrain, search, supernet, trace
 from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import FOLDER, SHARED, Target, folder_name, known_trials, open_target, target_row
 from bcnet.training import distributed
@@ -56,6 +58,7 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "given": (given.score_given, "score the network as it is given"),
     "train": (supernet.train, "train the supernet"),
     "search": (search.find, "search widths within the budget"),
+    "rate": (rate.choose, "choose the learning rate of fine-tuning"),
     "race": (race.race, "race the finalists"),
     "retrain": (retrain.retrain_all, "train the networks that are compared"),
     "targets": (lambda run: run_targets(run), "a slim network for every target"),
@@ -63,7 +66,7 @@ STAGES: dict[str, tuple[Callable[[Run], None], str]] = {
     "export": (compare.export_network, "export the slim network"),
     "report": (compare.report_run, "write the report"),
 }
-TOGETHER = ("given", "train", "search", "race", "retrain", "targets")
+TOGETHER = ("given", "train", "search", "rate", "race", "retrain", "targets")
 """Stages that several processes share; only the first process does the others."""
 
 
@@ -130,6 +133,7 @@ def stages_of(recipe: Recipe) -> list[str]:
     wanted = {
         "given": trained,
         "train": searches and recipe.scorer == "supernet",
+        "rate": trained and recipe.retrain.lr is None,
         "race": searches and trained and recipe.race is not None,
         "targets": bool(recipe.targets),
     }
@@ -154,7 +158,10 @@ def pick(run: Run, budget: str) -> Target:
         if run.done(name):
             run.check(name)
     if not known_trials(run):
-        raise BcnetError(f"{run.folder} has no scores to pick from yet: `bcnet run --resume {run.folder}` first")
+        again = f"`bcnet run --resume {shlex.quote(str(run.folder))}`"
+        raise BcnetError(f"{run.folder} has no scores to pick from yet: {again} first")
+    if needs_latency(Recipe(model=PYTHON, data=PYTHON, budgets=(budget,))) and not run.done("latency"):
+        raise BcnetError(f"latency was not measured in {run.folder}: begin a run with --budget {budget}")
     run.within([budget]).check()
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
     run_stages(target, "trace")

@@ -26,6 +26,7 @@ from bcnet.search.constraints import format_cost
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import SETTLING
+from bcnet.training.rate import USUAL, probe_length
 from bcnet.training.retraining import Retraining, learnt, retrain
 from bcnet.utils.progress import duration
 from bcnet.utils.random_state import kept_random_state
@@ -88,7 +89,7 @@ def make_plan(run: Run) -> RunPlan:
     order = [name for name in stages_of(run.recipe) if name != "trace"]
     several = max(1, len(run.recipe.targets))
     if run.recipe.targets:
-        own = sum(seconds.pop(name) for name in ("search", "race", "retrain") if name in seconds)
+        own = sum(seconds.pop(name) for name in ("search", "rate", "race", "retrain") if name in seconds)
         seconds["targets"] = several * own
     known = {name: seconds.get(name, 0.0) for name in order if not run.done(name)}
     return RunPlan(known, _memory(run), several * _disk(run))
@@ -166,6 +167,9 @@ def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
         tried = len(RATES) if heal and r.healing.lr is None else 0
         found["search"] = (r.search.evaluations + tried) * (heal + each) + SCREENED * r.search.population * each
     others = r.repeats * sum(name != "full" for name in r.compare) + r.repeats - (r.race is not None)
+    if r.retrain.lr is None:
+        probe, batches = probe_length(r.retrain.epochs, steps)
+        found["rate"] = USUAL * (probe * batches * (pace.slim + pace.taught) + pace.look)
     if r.race is not None:
         epochs, measured = r.race.work(r.retrain.epochs)
         settling = min(SETTLING, steps) * (pace.slim + pace.taught)

@@ -111,7 +111,7 @@ class Recipe(BaseModel):
     fallback: bool = True
     search: SearchConfig = SearchConfig(strategy="neighbours", evaluations=72, population=12)
     race: RaceConfig | None = RaceConfig()
-    retrain: Optimisation = Optimisation(epochs=20, lr=0.05, warmup=0.5, weight_decay=5e-4, head=HEAD)
+    retrain: Optimisation = Optimisation(epochs=20, lr=None, warmup=0.5, weight_decay=5e-4, head=HEAD)
     distillation: Distillation | None = Distillation(alpha=0.9, temperature=4.0)
     compare: tuple[Compared, ...] = ("full", "uniform", "uniform-8")
     repeats: int = Field(default=1, ge=1, le=20)
@@ -156,6 +156,9 @@ class Recipe(BaseModel):
             raise ValueError("targets and budgets both say how slim the network must be: keep one of them")
         if len(set(self.targets)) != len(self.targets):
             raise ValueError("targets names a budget twice: keep one of them")
+        for name in ("given", "supernet", *(["retrain"] if self.start == "scratch" else [])):
+            if getattr(self, name).lr is None:
+                raise ValueError(f"{name}.lr is null, but a rate is chosen for fine-tuning only: name one, such as 0.1")
         if self.start == "trained" and self.widen != 1:
             raise ValueError("widen needs start: scratch, as a trained network has no weights for more channels")
         if self.start == "scratch" and (self.weights or self.pretrained):
@@ -263,7 +266,10 @@ def names() -> list[str]:
 
 def _sentence(error: ValidationError) -> str:
     """The first mistake of a recipe: its key, and what it must be."""
-    *path, _ = error.errors(include_url=False)[0]["loc"] or ("",)
+    *path, key = error.errors(include_url=False)[0]["loc"] or ("",)
+    deeper = [f"{group}.{key}" for group, kind in GROUPS.items() if key in [f.name for f in fields(kind)]]
+    if not path and key not in Recipe.model_fields and deeper:
+        return f"unknown key {key}: did you mean {' or '.join(deeper)}?"
     owner = GROUPS.get(str(path[0])) if path else None
     known = [f.name for f in fields(owner)] if owner else list(Recipe.model_fields)
     return sentence(error, known)

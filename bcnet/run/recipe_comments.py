@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from bcnet.run.recipe import GROUPS, Recipe
 from bcnet.utils.settings import meanings
 
@@ -17,7 +19,7 @@ KEYS = {
     "val_fraction": "the share of training images that is set aside to score networks on",
     "loading": "how images are loaded and augmented",
     "groups": "how many groups the channels of a layer are divided into, and so how many widths it may have",
-    "base": "the smallest width that is tried, in these groups",
+    "base": "how many of these groups the narrowest width has",
     "round_to": "widths are multiples of this; left out: what suits the hardware with a latency budget, else 1",
     "least": "the fewest channels a layer may keep",
     "ignore": "layers that keep their width, by patterns such as stage1.*",
@@ -55,6 +57,7 @@ KEYS = {
     "threads": "threads of the CPU; left out: torch's own choice",
     "seed": "the one seed of everything",
 }
+REQUIRED = ("model", "data")
 
 
 def commented(recipe: Recipe) -> str:
@@ -70,3 +73,34 @@ def commented(recipe: Recipe) -> str:
             line = f"{line}  # {within[key[2:]]}"
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def tables() -> str:
+    """Every key with its default and its comment, as Markdown for the reference: one table of the keys, and one for
+    each kind of group."""
+    defaults = {key: entry.default for key, entry in Recipe.model_fields.items()}
+    own = [(key, "" if key in GROUPS or key in REQUIRED else _json(defaults[key]), said) for key, said in KEYS.items()]
+    kinds: dict[type, list[str]] = {}
+    for key, kind in GROUPS.items():
+        kinds.setdefault(kind, []).append(key)
+    parts = [_table(own)]
+    for kind, keys in kinds.items():
+        given = [defaults[key] or kind() for key in keys]
+        rows = [(name, _each([getattr(one, name) for one in given]), said) for name, said in meanings(kind).items()]
+        parts.append(f"**{', '.join(f'`{key}`' for key in keys)}**\n\n{_table(rows)}")
+    return "\n".join(parts)
+
+
+def _table(rows: list[tuple[str, str, str]]) -> str:
+    lines = ["| key | default | what it says |", "| --- | --- | --- |"]
+    return "\n".join([*lines, *(f"| `{key}` | {default} | {said} |" for key, default, said in rows)]) + "\n"
+
+
+def _each(values: list[object]) -> str:
+    """One default, or that of each group in turn."""
+    shown = [_json(value) for value in values]
+    return shown[0] if len(set(shown)) == 1 else " / ".join(shown)
+
+
+def _json(value: object) -> str:
+    return f"`{json.dumps(value)}`"

@@ -154,7 +154,7 @@ def _assembled(
         recipe=folder.recipe_text,
         command=shlex.join(run["command"]),
         repeat=_IN_PYTHON if in_python else _repeat(folder),
-        facts={**_facts(run, train, search), **_times(folder), "threads": _threads(folder)},
+        facts={**_facts(run, train, search), **_rate(folder), **_times(folder), "threads": _threads(folder)},
         ranked_by=search["ranked_by"],
         gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
         inherited=folder.recipe.start == "trained",
@@ -214,10 +214,18 @@ def _validated(name: str, trained: dict[str, Any]) -> dict[str, Any]:
 
 def _times(folder: RunFolder) -> dict[str, str]:
     """How long every stage took that says so."""
-    found = {name: folder.read(name)["seconds"] for name in ("given", "train", "search", "race") if folder.done(name)}
+    found = {name: folder.read(name)["seconds"] for name in TIMED if folder.done(name)}
     trained = folder.read("retrain")["networks"] if folder.done("retrain") else []
     found["retrain"] = sum(folder.read(f"retrain/{name}").get("seconds", 0) for name in trained if name not in _ONCE)
     return {"time of stages": ", ".join(f"{name} {duration(seconds)}" for name, seconds in found.items())}
+
+
+def _rate(folder: RunFolder) -> dict[str, str]:
+    """The learning rate of fine-tuning, if the run chose it."""
+    if not folder.done("rate"):
+        return {}
+    found = folder.read("rate")
+    return {"learning rate": f"{found['lr']:g}, the best of {len(found['probes'])} probes of {found['steps']} steps"}
 
 
 def _threads(folder: RunFolder) -> str:
@@ -225,6 +233,8 @@ def _threads(folder: RunFolder) -> str:
     return "torch's own choice" if asked is None else str(asked)
 
 
+TIMED = ("given", "train", "search", "rate", "race")
+"""Stages that say how long they took."""
 _ONCE = ("full", "found")
 """Networks whose seconds are those of the stages given and race, where there are these."""
 

@@ -125,6 +125,13 @@ SCHEMAS: dict[str, Any] = {
         seconds=Seconds,
     ),
     "search/": _object(_RESULT, note=str, ranked_by=(Measure | None, None), lr=(PositiveFloat | None, None)),
+    "rate": _object(
+        _RESULT,
+        lr=PositiveFloat,
+        probes=_list(_object(lr=PositiveFloat, loss=FiniteFloat | None), least=1),
+        steps=Number,
+        seconds=Seconds,
+    ),
     "race": _object(
         _RESULT,
         winner=str,

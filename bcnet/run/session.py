@@ -8,7 +8,6 @@ This is what the stages, the report and the export read::
 
 from __future__ import annotations
 
-import copy
 import json
 import platform
 import sys
@@ -34,11 +33,12 @@ from bcnet.models.weights import load_weights
 from bcnet.run.fingerprint import fingerprint
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
-from bcnet.run.weights import fill
+from bcnet.run.weights import fill, finite
 from bcnet.search.constraints import Budget, Constraints, parse_budget
 from bcnet.space.cost import Cost
-from bcnet.space.importance import Scores, importance, taylor
+from bcnet.space.importance import UnitScores, importance, taylor
 from bcnet.space.network import NetworkSpace, trace
+from bcnet.space.state import duplicate
 from bcnet.space.widths import Widths
 from bcnet.supernet.supernet import Supernet
 from bcnet.training import distributed
@@ -62,6 +62,13 @@ class Run(RunFolder):
         self.device = self.place.device if self.place.world > 1 else choose_device(device or begun_on)
         self.listener = Listener()
         self.task_given: Task | None = None
+        self._told: set[str] = set()
+
+    def tell_once(self, text: str) -> None:
+        """A note that several stages would make."""
+        if text not in self._told:
+            self._told.add(text)
+            self.listener.note(text)
 
     def give(self, source: LoadedModel, data: Data, task: Task | None) -> None:
         """Use these instead of what the recipe names."""
@@ -178,7 +185,7 @@ class Run(RunFolder):
 
     def given_network(self) -> nn.Module:
         """The given network, trained, in evaluation mode: what slim ones start from, and their teacher."""
-        network = copy.deepcopy(self.source.model)
+        network = duplicate(self.source.model)
         fill(network, self.tensors("given"), self.path("given.safetensors"))
         return network.eval()
 
@@ -189,11 +196,11 @@ class Run(RunFolder):
         return self.given_network()
 
     @cached_property
-    def channel_scores(self) -> Scores:
+    def channel_scores(self) -> UnitScores:
         """How important every channel of the given network is, by the recipe's criterion."""
         return self.scores_by(self.recipe.keep)
 
-    def scores_by(self, criterion: str) -> Scores:
+    def scores_by(self, criterion: str) -> UnitScores:
         """How important every channel of the given network is by ``criterion``: an array for each variable."""
         if criterion != "taylor":
             return importance(self.space, self.given_network(), criterion, seed=self.recipe.seed)
@@ -214,7 +221,10 @@ class Run(RunFolder):
     def training_batches(self, count: int) -> list[Batch]:
         """The first ``count`` training batches, or all where there are fewer; the same whole ones in all processes."""
         batches = self.data.train.batches(0, 0, self.device)
-        return [distributed.whole(next(batches)) for _ in range(min(count, len(self.data.train)))]
+        taken = [distributed.whole(next(batches)) for _ in range(min(count, len(self.data.train)))]
+        if not all(finite(tensor) for batch in taken for tensor in batch):
+            raise BcnetError("the training data holds values that are infinite or NaN: clean it")
+        return taken
 
     @property
     def chosen(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,14 +26,19 @@ from bcnet.run.report import report_data, write_report, write_tradeoff
 from bcnet.run.session import Run, facts
 from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import open_target
+from bcnet.space.capture import check_network
+from bcnet.space.state import duplicate, unwrapped
+from bcnet.space.torch_export import tensors_in
 from bcnet.training.retraining import learnt
 from bcnet.training.task import Task
+from bcnet.utils.modes import training_possible
 from bcnet.utils.random_state import kept_random_state
 
 Given = Recipe | Mapping[str, Any] | str | Path | None
 
 
 @kept_random_state()
+@training_possible()
 def slim(
     model: nn.Module,
     example: Tensor,
@@ -61,7 +65,7 @@ def slim(
     same call goes on with a run that was stopped. ``model`` itself is not changed.
     """
     chosen = _recipe(recipe, budget, targets, seed)
-    _check_model(model)
+    model = _network(model)
     with ExitStack() as stack:
         folder = Path(out) if out is not None else None
         kept = None if folder is not None else tempfile.TemporaryDirectory(prefix="bcnet-")
@@ -208,25 +212,35 @@ def _budgets(name: str, given: object) -> list[str]:
     return list(texts)
 
 
-def _check_model(model: object) -> None:
+def _network(model: object) -> nn.Module:
+    """The network that is to be slimmed, or what it is instead."""
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise BcnetError(f"model is the class {model.__name__}, not a network: make one, {model.__name__}(...)")
     if isinstance(model, Mapping):
         raise BcnetError("model is a state_dict: load it into your network, and give that")
     if not isinstance(model, nn.Module):
         raise BcnetError(f"model is a {type(model).__name__}, but it must be a network, an nn.Module")
+    model = unwrapped(model)
+    check_network(model)
     if not any(True for _ in model.parameters()):
         raise BcnetError("model has no parameters, so there is nothing to slim: give a network with convolutions")
     if not any(p.requires_grad for p in model.parameters()):
         raise BcnetError("all parameters of model are frozen, so nothing can be trained: model.requires_grad_(True)")
+    return model
 
 
-def _source(model: nn.Module, example: Tensor, device: torch.device, task: Task | None) -> LoadedModel:
+def _source(model: nn.Module, example: object, device: torch.device, task: Task | None) -> LoadedModel:
     if not isinstance(task, (Task, type(None))):
         raise BcnetError(f"task must be a bcnet.Task, not {type(task).__name__}")
+    given = tensors_in(example)
+    if len(given) > 1:
+        raise BcnetError(
+            f"example holds {len(given)} inputs, but slim takes networks of one: give a module that takes one "
+            "tensor, splits it, and calls yours"
+        )
     if not isinstance(example, Tensor) or example.ndim < 2:
         raise BcnetError("example must be one batch of inputs, such as torch.randn(1, 3, 32, 32)")
-    own = copy.deepcopy(model).to(device)
+    own = duplicate(model).to(device)
     inputs = example.to(device)
     with torch.no_grad():
         try:
@@ -234,7 +248,7 @@ def _source(model: nn.Module, example: Tensor, device: torch.device, task: Task 
         except Exception as error:
             reason = first_line(error)
             raise BcnetError(f"the model does not run on the example: {reason}") from error
-    logits = isinstance(output, Tensor) and output.ndim == 2
+    logits = isinstance(output, Tensor) and output.ndim == 2 and output.shape[1] > 1
     shape: Any = tuple(inputs.shape[1:])
     return LoadedModel(PYTHON, own, inputs, shape, output.shape[1] if task is None and logits else None)
 

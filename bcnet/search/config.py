@@ -40,7 +40,7 @@ class SearchConfig:
         float, Field(ge=1), "about how many widths of each layer the first population is drawn from; 1: the likeliest"
     ] = 2.0
     executor: Annotated[str, "here, or ray to spread scoring over machines"] = "here"
-    workers: Annotated[Count, "of the executor"] = 1
+    workers: Annotated[Count, "processes of the executor"] = 1
 
     @model_validator(mode="after")
     def _fits_together(self) -> SearchConfig:
@@ -68,7 +68,7 @@ class SearchConfig:
         return self.evaluations - int(self.by_log_width)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide which widths are asked for; where they are scored does not, nor does how many
-        are, unless the last is the log-width model's."""
+        """The settings that decide which widths are asked for. Where they are scored does not matter, nor how many are,
+        unless the log-width model has the last word."""
         apart = ("executor", "workers") if self.by_log_width else ("executor", "workers", "evaluations", "choose")
         return {k: v for k, v in asdict(self).items() if k not in apart}

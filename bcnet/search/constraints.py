@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bcnet.errors import BcnetError
 from bcnet.space.cost import Cost
-from bcnet.space.widths import Widths, WidthSpace
+from bcnet.space.widths import Floats, Widths, WidthSpace
 
 _COUNT = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _BYTES = {"B": 1, "KB": 10**3, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -38,6 +38,10 @@ class Budget:
     text: str
 
 
+_THOUSANDS = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?"
+"""A comma is for thousands: 12,5 is no number, rather than 125."""
+
+
 def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Budget:
     """``name=value`` with a unit or a percentage of the largest network, as a :class:`Budget`."""
     name, equals, value = (part.strip() for part in text.partition("="))
@@ -51,7 +55,7 @@ def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Bud
             f"budget {text!r} names several: give each on its own, as in --budget {text.partition(',')[0]}"
         )
     units = UNITS.get(name, _COUNT)
-    match = re.fullmatch(r"([+-]?[0-9.,_]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)", value)
+    match = re.fullmatch(rf"([+-]?(?:{_THOUSANDS}|[0-9._]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)", value)
     number = _number(match.group(1)) if match else math.nan
     if not match or not math.isfinite(number):
         raise BcnetError(f"budget {text!r} has no number after the equals sign, as in flops=50%")
@@ -108,7 +112,7 @@ class Constraints:
             if twin is not None:
                 raise BcnetError(f"budget {budget.name!r} is given twice ({twin.text} and {budget.text}): give it once")
 
-    def excess(self, widths: Widths) -> NDArray[np.float64]:
+    def excess(self, widths: Widths) -> Floats:
         """How far widths (n, L) are above each budget, relative to it: (n, B), positive where too costly."""
         return np.column_stack([self.costs[b.name](widths) / b.limit - 1 for b in self.budgets])
 
@@ -167,9 +171,9 @@ class Constraints:
             bad = bad[~self.feasible(self.space.decode(index[bad]))]
         return index
 
-    def used(self, widths: Widths) -> NDArray[np.float64]:
+    def used(self, widths: Widths) -> Floats:
         """How much of the budget that they come nearest to widths (n, L) use: (n,)."""
-        share: NDArray[np.float64] = 1 + self.excess(widths).max(axis=1)
+        share: Floats = 1 + self.excess(widths).max(axis=1)
         return share
 
     def fill(self, widths: Widths, rng: np.random.Generator, enough: float = math.inf) -> Widths:

@@ -23,7 +23,7 @@ Scope = Literal["local", "global", "isomorphic"]
 
 
 class Allotment(NamedTuple):
-    """How a rival cuts a network: by which criterion, and in which scope it allots widths."""
+    """How widths are allotted: by which criterion, compared in which scope."""
 
     criterion: str
     scope: Scope

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from bcnet.errors import BcnetError
 from bcnet.search.config import SearchConfig
@@ -28,12 +28,12 @@ from bcnet.search.strategies.markov import markov
 from bcnet.search.strategies.neighbours import neighbours
 from bcnet.search.trial import Trial, best_of, front_of
 from bcnet.space.cost import Cost
-from bcnet.space.widths import Widths, WidthSpace
+from bcnet.space.widths import Floats, Widths, WidthSpace
 
 STRATEGIES = ("evolution", "neighbours", "prior", "markov", "agent", "legr", "greedy", "random", "uniform", "enumerate")
 IDLE_ROUNDS = 100
 
-Ranked = list[NDArray[np.float64]]
+Ranked = list[Floats]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _choice(log_width: LogWidthModel, constraints: Constraints, ledger: Ledger, 
 
 
 def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
-    """Let the strategy ask until it or the evaluations end; returns what a person should know of that."""
+    """Run the strategy until it or the evaluations end; returns notes for people."""
     ended = False
     idle, scores = 0, None
     for generation in range(1, IDLE_ROUNDS * config.evaluations):
@@ -157,7 +157,7 @@ def _run(strategy: Strategy, ledger: Ledger, config: SearchConfig) -> list[str]:
 
 
 def _short_of_uniform(constraints: Constraints, ledger: Ledger) -> list[str]:
-    """What to say where the scorer knows candidates alone and these cannot express uniform scaling."""
+    """A note for searches whose candidates cannot express uniform scaling, if the scorer takes only candidates."""
     exact = tuple(constraints.uniform().tolist())
     if any(t.widths == exact and t.score is not None for t in ledger.trials):
         return []

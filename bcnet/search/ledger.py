@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import Constraints
 from bcnet.search.scorers import Executor
 from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial, best_of
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 
 FAILURES_AT_START = 100
 
@@ -70,7 +69,7 @@ class Ledger:
         """How many more widths can be scored."""
         return self._evaluations - self.reserved - len(self)
 
-    def score(self, widths: Widths, generation: int) -> NDArray[np.float64]:
+    def score(self, widths: Widths, generation: int) -> Floats:
         """The scores (n,) of widths (n, L); NaN where scoring failed, or where there is no room left for it."""
         asked = [tuple(int(c) for c in row) for row in widths]
         new = [key for key in dict.fromkeys(asked) if key not in self._trials]

@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map
 
 from bcnet.errors import BcnetError, first_line
-from bcnet.space.export import Arguments, cause, export, tensors_in
 from bcnet.space.handwritten import Handwritten, unmark
 from bcnet.space.outputs import logits
 from bcnet.space.state import duplicate, keep_as_buffer, plain_tensors
 from bcnet.space.tidy import lift_numbers, tidy
+from bcnet.space.torch_export import Arguments, cause, exported, tensors_in
 
 Example = Tensor | Sequence[Any] | Mapping[str, Any]
 
@@ -150,18 +150,18 @@ def _captured(fresh: Callable[[], nn.Module], given: Arguments) -> tuple[torch.e
     frozen: list[torch.export.ExportedProgram] = []
     for tried in (given, more):  # the size a network has stored counts as fixed, so another is tried
         with contextlib.suppress(Exception):  # after any failure fixed sizes are tried, and their failure is reported
-            program = export(fresh(), tried, dynamic=True)
+            program = exported(fresh(), tried, dynamic=True)
             if not _frozen(program):
                 return program, tried, True
             frozen.append(program)
     if len(frozen) < 2:
         network = fresh()
         try:
-            frozen = [export(network, given, dynamic=False)]
+            frozen = [exported(network, given, dynamic=False)]
         except Exception as error:
             raise BcnetError(f"torch.export cannot capture {type(network).__name__}: {cause(error)}") from error
         with contextlib.suppress(Exception):  # a network that runs on no other batch size keeps this one
-            frozen.append(export(fresh(), more, dynamic=False))
+            frozen.append(exported(fresh(), more, dynamic=False))
     return frozen[0], given, len(frozen) == 2 and _free_batch(frozen[0], frozen[1], given)
 
 
@@ -247,20 +247,33 @@ def arguments(example: Example) -> Arguments:
     return tuple(example), {}
 
 
-def checked_arguments(model: nn.Module, example: Example) -> Arguments:
-    """The arguments, of batch size 2 or more: export would freeze a batch of 1."""
-    if not isinstance(model, nn.Module):
-        raise BcnetError(f"expected a torch.nn.Module, but got {type(model).__name__}")
-    if not isinstance(example, (Tensor, Sequence, Mapping)) or isinstance(example, str):
-        raise BcnetError(f"the example input must be a tensor, a tuple or a dictionary, not {type(example).__name__}")
+def check_network(model: nn.Module) -> None:
+    """A :class:`BcnetError` if this is no network whose widths could change."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BcnetError(
+            "the network is a TorchScript module, which has no Python code left: give the one it was made of"
+        )
+    kinds = {name: type(module).__module__ for name, module in model.named_modules()}
+    whole = next((n for n, kind in kinds.items() if kind.startswith("torch.ao.nn.") and ".quantized" in kind), None)
+    if whole is not None:
+        raise BcnetError(f"layer {whole} of the network is quantized: slim it before that, and quantize the slim one")
     odd = next((name for name in model.state_dict() if any(sign in name for sign in '"\\\n\r')), None)
     if odd is not None:
         raise BcnetError(f"{odd!r:.80} has a quote, backslash or line end in its name: rename that layer")
     if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
         raise BcnetError(
             f"{type(model).__name__} has layers that take their sizes from the first input: run it once on the example "
-            "input, then trace it"
+            "input first"
         )
+
+
+def checked_arguments(model: nn.Module, example: Example) -> Arguments:
+    """The arguments, of batch size 2 or more: export would freeze a batch of 1."""
+    if not isinstance(model, nn.Module):
+        raise BcnetError(f"expected a torch.nn.Module, but got {type(model).__name__}")
+    check_network(model)
+    if not isinstance(example, (Tensor, Sequence, Mapping)) or isinstance(example, str):
+        raise BcnetError(f"the example input must be a tensor, a tuple or a dictionary, not {type(example).__name__}")
     given = arguments(example)
     tensors = tensors_in(given)
     if not tensors or not all(t.dim() for t in tensors):

@@ -24,11 +24,11 @@ from bcnet.errors import BcnetError, first_line
 from bcnet.space.axis import Axis
 from bcnet.space.capture import one_more
 from bcnet.space.counting import products
-from bcnet.space.export import tensors_in
 from bcnet.space.learning import alike
 from bcnet.space.operators.table import name_of
 from bcnet.space.resize import shape_at, sliced, tiled
 from bcnet.space.rewrite import graph_network, put
+from bcnet.space.torch_export import tensors_in
 from bcnet.space.walk import layer_of
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _same_part(
 
 
 def _answers(run: Callable[..., Any], space: NetworkSpace) -> list[Tensor]:
-    """What a network gives for the example, with the same random numbers each time."""
+    """The outputs of a network for the example, with the same random numbers each time."""
     with torch.random.fork_rng(devices=[t.device for t in space.example if t.is_cuda]):
         torch.manual_seed(0)
         return tensors_in(run(*tensors_in(space.inputs)))

@@ -17,8 +17,8 @@ from bcnet.space.axis import Size
 from bcnet.space.capture import Capture
 from bcnet.space.cost import PeakCost, QuadraticCost
 from bcnet.space.coupling import Coupling
-from bcnet.space.export import tensors_in
 from bcnet.space.operators.table import Site, find, name_of
+from bcnet.space.torch_export import tensors_in
 from bcnet.space.walk import concrete, layer_of, shape_of
 
 Monomial = tuple[int, ...]

@@ -20,20 +20,20 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
 from bcnet.space.resize import shape_at
 from bcnet.utils.modes import evaluation_mode
-from bcnet.utils.pointwise import safe_gradients
+from bcnet.utils.safe_gradients import safe_gradients
 
 if TYPE_CHECKING:
     from bcnet.space.network import NetworkSpace
 
-Scores = list[NDArray[np.float64]]
-Kept = list[NDArray[np.int64]]
+UnitScores = list[NDArray[np.float64]]
+KeptUnits = list[NDArray[np.int64]]
 Keep = str | Sequence[ArrayLike]
 
 Criterion = Literal["l1", "l2", "bn-scale", "taylor", "fpgm", "lamp", "random"]
 CRITERIA: tuple[str, ...] = get_args(Criterion)
 
 
-def importance(space: NetworkSpace, network: nn.Module, criterion: str = "l2", *, seed: int = 0) -> Scores:
+def importance(space: NetworkSpace, network: nn.Module, criterion: str = "l2", *, seed: int = 0) -> UnitScores:
     """Scores of the units of every variable (one array each, higher is better), judged on ``network``'s weights.
 
     ``l1`` and ``l2``: the sum of absolute or squared weights; ``fpgm``: the distance of a unit's weights from those
@@ -63,7 +63,7 @@ def taylor(
     network: nn.Module,
     batches: Iterable[tuple[Tensor, Any]],
     loss: Callable[[Any, Any], Tensor],
-) -> Scores:
+) -> UnitScores:
     """First-order Taylor: the sum of ``|weight * gradient|``, the gradient that of ``loss(output, target)`` over all
     ``batches``. The network is in evaluation mode meanwhile and is left as it was."""
     weights = _weights(space, network)
@@ -87,7 +87,7 @@ def kinds(space: NetworkSpace) -> list[int]:
     return [known.setdefault(tuple(sorted(role)), len(known)) for role in roles]
 
 
-def kept_units(space: NetworkSpace, units: Sequence[int], keep: Keep, network: nn.Module) -> Kept:
+def kept_units(space: NetworkSpace, units: Sequence[int], keep: Keep, network: nn.Module) -> KeptUnits:
     """The units that stay at a width of ``units``, ascending, for each variable.
 
     ``keep`` names a criterion, or holds an array for each variable: of floating-point scores, of which the highest
@@ -165,7 +165,7 @@ def _blocks(tensor: Tensor, axes: Sequence[Axis], counts: Sequence[int]) -> Iter
             yield variable, rows_of[0] if len(rows_of) == 1 else torch.cat(rows_of, 1)
 
 
-def _summed(space: NetworkSpace, weights: dict[str, Tensor], measure: Callable[[Tensor], Tensor]) -> Scores:
+def _summed(space: NetworkSpace, weights: dict[str, Tensor], measure: Callable[[Tensor], Tensor]) -> UnitScores:
     """``measure`` (weights (units, d) -> (units,)) summed over all parameters of each variable."""
     counts = space.coupling.counts
     total = [np.zeros(n) for n in counts]
@@ -201,7 +201,7 @@ def _lamp(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def _scales(space: NetworkSpace, weights: dict[str, Tensor]) -> Scores:
+def _scales(space: NetworkSpace, weights: dict[str, Tensor]) -> UnitScores:
     norms = {f"{path}.weight".lstrip(".") for path, m in space.model.named_modules() if isinstance(m, _BatchNorm)}
     scales = {name: w for name, w in weights.items() if name in norms}
     if not scales:

@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from bcnet.space.capture import Capture, Example, used_in_training
-from bcnet.space.export import tensors_in, without_autocast
 from bcnet.space.rewrite import graph_network
 from bcnet.space.state import duplicate, state_of
+from bcnet.space.torch_export import tensors_in, without_autocast
 
 Gradients = dict[str, Tensor]
 Answer = tuple[list[Tensor], Gradients]
@@ -89,7 +89,7 @@ def _whole(output: Any) -> Any:
 
 
 def _answer(run: Callable[[], Any], parameters: Mapping[str, Tensor]) -> Answer:
-    """What a network answers, and the gradient of a random sum of that for every parameter that has one."""
+    """The outputs of a network, and the gradient of a random sum of them for every parameter that has one."""
     learnt = {name: p for name, p in parameters.items() if p.requires_grad}
     with torch.enable_grad(), torch.random.fork_rng(devices={p.device for p in learnt.values() if p.is_cuda}):
         torch.manual_seed(0)
@@ -114,7 +114,7 @@ def _differing(own: Gradients, other: Gradients) -> tuple[str, ...]:
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two answers differ by no more than rounding does; whole numbers need only be as many."""
+    """Whether two outputs differ by no more than rounding; of integers only the shapes are compared."""
     if a.shape != b.shape or not a.is_floating_point():
         return a.shape == b.shape
     scale = float(b.nan_to_num(0.0, 0.0, 0.0).abs().max()) if b.numel() else 0.0

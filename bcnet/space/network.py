@@ -24,13 +24,13 @@ from bcnet.space.check import self_check
 from bcnet.space.cost import Cost, QuadraticCost
 from bcnet.space.counting import beyond_quadratic, flops, parameters, peak_memory
 from bcnet.space.coupling import Coupling, couple
-from bcnet.space.export import tensors_in, without_autocast
-from bcnet.space.importance import Keep, Kept, kept_units
+from bcnet.space.importance import Keep, KeptUnits, kept_units
 from bcnet.space.learning import QUICK, learning, tell_lost, tell_resting
 from bcnet.space.outputs import logits
 from bcnet.space.resize import draw, empty_state, find_attributes, resized, selected, sliced
 from bcnet.space.rewrite import CONSTANT, graph_network, slots
-from bcnet.space.state import state_of
+from bcnet.space.state import state_of, unwrapped
+from bcnet.space.torch_export import tensors_in, without_autocast
 from bcnet.space.widths import Side, Widths, WidthSpace, WidthVariable, candidates
 
 
@@ -57,6 +57,7 @@ def trace(
     ``output`` picks what a task is about from an output that is not a tensor, ``lambda y: y["logits"]``; the usual
     ones are found without it. ``check=False`` skips the check of the result on a random network of the space.
     """
+    model = unwrapped(model)
     graph = capture(model, example, output=output)
     state = {**state_of(model, graph.plain), **graph.numbers}
     used = {id(state[name]) for name in graph.used}
@@ -222,7 +223,7 @@ class NetworkSpace(WidthSpace):
 
     @torch.no_grad()
     def copy_weights(
-        self, network: nn.Module, widths: Widths, source: nn.Module, side: Side = "left", kept: Kept | None = None
+        self, network: nn.Module, widths: Widths, source: nn.Module, side: Side = "left", kept: KeptUnits | None = None
     ) -> None:
         """Fill ``network`` (built at ``widths``) with the channels of ``source`` that ``side`` takes, or
         with its units ``kept``."""
@@ -278,7 +279,7 @@ class NetworkSpace(WidthSpace):
         tensors = empty_state(self.state_of(self.model), self.coupling.axes, units)
         return graph_network(graph or self.graph, self.slots, units, tensors)
 
-    def from_graph(self, widths: Widths, source: nn.Module | None = None, kept: Kept | None = None) -> GraphModule:
+    def from_graph(self, widths: Widths, source: nn.Module | None = None, kept: KeptUnits | None = None) -> GraphModule:
         """The captured operators at ``widths`` with the weights of ``source``, else the original's, in evaluation
         mode."""
         network = self._from_graph(widths, self.graph.plain_operators)

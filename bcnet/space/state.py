@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+_PARALLEL = nn.DataParallel, nn.parallel.DistributedDataParallel
+
 
 def state_of(network: nn.Module, plain: Iterable[str] = ()) -> dict[str, Tensor]:
     """Parameters and buffers by name, and the tensors called ``plain`` where they are attributes."""
@@ -32,11 +34,22 @@ def plain_tensors(network: nn.Module) -> dict[str, Tensor]:
 
 
 def keep_as_buffer(network: nn.Module, name: str, tensor: Tensor) -> None:
-    """Set the buffer ``name`` to ``tensor``; it replaces a plain attribute of that name."""
+    """Set the buffer ``name`` to ``tensor``; it replaces a plain attribute of that name, and is saved with the weights,
+    as what it holds depends on the widths."""
     path, _, leaf = name.rpartition(".")
     module = network.get_submodule(path)
     vars(module).pop(leaf, None)
     module._buffers[leaf] = tensor
+    module._non_persistent_buffers_set.discard(leaf)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network within ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel``, which compute the same."""
+    while True:
+        within = model.module if isinstance(model, _PARALLEL) else getattr(model, "_orig_mod", None)
+        if not isinstance(within, nn.Module):
+            return model
+        model = within
 
 
 def duplicate(model: nn.Module) -> nn.Module:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, fx
 
 from bcnet.space.capture import Capture
-from bcnet.space.export import tensors_in
 from bcnet.space.labels import Links, Value, along
 from bcnet.space.operators import Call
 from bcnet.space.operators.base import Asked
 from bcnet.space.operators.table import Operator, bind, find, name_of
+from bcnet.space.torch_export import tensors_in
 
 Dim = tuple[str, int]
 

@@ -23,6 +23,7 @@ MAX_WIDTH = 2**20  # no layer is wider; keeps a hostile file from claiming all m
 
 Widths = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
 Side = Literal["left", "right"]
 
 

@@ -23,8 +23,7 @@ from bcnet.supernet.supernet import Plan, Stats, Supernet
 from bcnet.training import distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.task import Task
-
-Kept = list[Batch]
+from bcnet.utils.modes import evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Evaluator:
         self.net, self.task, self.bf16, self.by = net, task or Task.classification(), bf16, by
         tune_allocator()
         self.device = next(net.parameters()).device
-        self.batches: Source | Kept = self._kept(batches) if isinstance(batches, Iterable) else batches
+        self.batches: Source | list[Batch] = self._kept(batches) if isinstance(batches, Iterable) else batches
         self.recalibrate = self._kept(recalibrate)
         if not len(self.batches):
             raise BcnetError("there is nothing to score on: the validation set is empty")
@@ -81,11 +80,11 @@ class Evaluator:
         self._checked = False
 
     def score(self, widths: ArrayLike) -> float:
-        """What one configuration (L,) is ranked by, score or negated loss: the mean of both sides, higher is better."""
+        """The score of one configuration (L,), or its negated loss: the mean of both sides, higher is better."""
         return float(self.score_many(np.asarray(widths)[None])[0])
 
     def score_many(self, widths: ArrayLike) -> Floats:
-        """What configurations (n, L) are ranked by: (n,)."""
+        """The same for configurations (n, L): (n,)."""
         found = self.measure(widths)
         return found.score if self.by == "score" else -found.loss
 
@@ -94,12 +93,8 @@ class Evaluator:
         rows = np.atleast_2d(self.net.space.check(widths))
         if not len(rows):
             raise BcnetError("there are no widths to score")
-        mode = self.net.training
-        self.net.eval()
-        try:
+        with evaluation_mode(self.net):
             self._measure_new(rows, progress)
-        finally:
-            self.net.train(mode)
         return self._scores(np.stack([self._known[row.tobytes()] for row in rows]))
 
     def _measure_new(self, rows: Widths, progress: Callable[[int, int], None] | None) -> None:
@@ -184,7 +179,7 @@ class Evaluator:
             return iter(self.batches)
         return ((self._laid_out(x), y) for x, y in self.batches.batches(0, 0, self.device))
 
-    def _kept(self, batches: Iterable[Batch]) -> Kept:
+    def _kept(self, batches: Iterable[Batch]) -> list[Batch]:
         return [(self._laid_out(x.to(self.device)), y.to(self.device)) for x, y in batches]
 
     def _laid_out(self, x: Tensor) -> Tensor:

@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bcnet.errors import BcnetError
+from bcnet.space.widths import Floats
 
 T = TypeVar("T")
 PATIENCE = timedelta(seconds=20)
@@ -181,13 +180,13 @@ def whole(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def add_up(table: NDArray[np.float64], device: torch.device) -> NDArray[np.float64]:
+def add_up(table: Floats, device: torch.device) -> Floats:
     """The sum of a table over all processes, the same on all."""
     if world()[1] == 1:
         return table
     from accelerate.utils import reduce
 
-    total: NDArray[np.float64] = reduce(torch.from_numpy(table).to(device), "sum").cpu().numpy()
+    total: Floats = reduce(torch.from_numpy(table).to(device), "sum").cpu().numpy()
     return total
 
 

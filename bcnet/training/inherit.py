@@ -7,7 +7,6 @@ scores differ by what the networks are and not by what they saw. The teacher's a
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,14 +14,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from bcnet.data.source import Batch
 from bcnet.errors import BcnetError
 from bcnet.space.importance import Keep, importance
 from bcnet.space.network import NetworkSpace
-from bcnet.space.widths import Widths
+from bcnet.space.state import duplicate
+from bcnet.space.widths import Floats, Widths
 from bcnet.training import distributed
 from bcnet.training.loop import step_seed
 from bcnet.training.optim import Optimisation, make_optimizer, set_rate
@@ -31,10 +31,8 @@ from bcnet.training.reconstruction import Inheritance
 from bcnet.training.retraining import Distillation
 from bcnet.training.task import Task
 from bcnet.utils.modes import evaluation_mode
-from bcnet.utils.pointwise import safe_gradients
+from bcnet.utils.safe_gradients import safe_gradients
 from bcnet.utils.settings import Count, Natural, checked
-
-Floats = NDArray[np.float64]
 
 PARTS = 4
 """The least parts that held-out images are measured in, so that the noise of scores is known."""
@@ -55,8 +53,8 @@ class Healing:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """Batches on the device, and what the teacher says of each (None without one)."""
+class _Held:
+    """Batches on the device, and the teacher's output for each (None without a teacher)."""
 
     batches: list[Batch]
     taught: list[Any]
@@ -66,7 +64,7 @@ class _Kept:
 
 
 class CutScorer:
-    """Scores widths by the network they leave of ``network``: ``score(widths)``, higher is better.
+    """Scores widths by the network that is left when ``network`` is cut to them: ``score(widths)``, higher is better.
 
     ``keep`` says which channels stay (a criterion, or scores of one's own), and with ``reconstruct`` layers make up for
     the others (:mod:`bcnet.training.reconstruction`); ``train`` are the batches for fine-tuning and for batch norm's
@@ -91,10 +89,10 @@ class CutScorer:
         self.space, self.task, self.healing = space, task or Task.classification(), healing or Healing()
         self.device = next(network.parameters()).device
         # Where networks are built, so that no copy crosses devices tensor by tensor.
-        self.source = copy.deepcopy(network).to(next(space.model.parameters()).device)
+        self.source = duplicate(network).to(next(space.model.parameters()).device)
         self.keep = importance(space, self.source, keep) if isinstance(keep, str) else keep
         self.by = self.healing.by
-        self._train, self._val = self._kept(train, teacher), self._kept(_in_parts(val), teacher)
+        self._train, self._val = self._held(train, teacher), self._held(_in_parts(val), teacher)
         self._inherit = Inheritance(space, self.source, self._calibration if reconstruct else [])
         self._sizes = np.array([len(x) for x, _ in self._val.batches], dtype=float)
         self.evaluations = 0
@@ -102,7 +100,7 @@ class CutScorer:
         self._check(network, teacher)
 
     def score(self, widths: ArrayLike) -> float:
-        """What one width vector (L,) is ranked by: its negative loss on ``val``, or its score."""
+        """The score of one width vector (L,): its negative loss on ``val``, or the task's score there."""
         return float(self.score_many(np.asarray(widths)[None])[0])
 
     def score_many(self, widths: ArrayLike) -> Floats:
@@ -124,7 +122,7 @@ class CutScorer:
         return np.array([self._known[row.tobytes()][:, column] for row in rows])
 
     def _measured(self, widths: Widths) -> Floats:
-        """What :meth:`_measure` says of the network at ``widths`` (L,)."""
+        """The result of :meth:`_measure` for the network at ``widths`` (L,)."""
         return self._measure(self.network(widths))
 
     def heal_by(self, steps: int, lr: float) -> None:
@@ -179,7 +177,7 @@ class CutScorer:
 
     @torch.no_grad()
     def _measure(self, network: Callable[[Tensor], Any]) -> Floats:
-        """What every part says of a network by each of :data:`_MEASURES`, means over its images: higher is better."""
+        """Each of :data:`_MEASURES` of a network on every part, the mean over its images: higher is better."""
         found = []
         for x, y, taught in self._val:
             with self._autocast():
@@ -191,7 +189,7 @@ class CutScorer:
         return measured
 
     @torch.no_grad()
-    def _kept(self, given: Iterable[Batch], teacher: nn.Module | None) -> _Kept:
+    def _held(self, given: Iterable[Batch], teacher: nn.Module | None) -> _Held:
         batches = []
         for x, y in given:
             x, y = x.to(self.device), y.to(self.device)
@@ -199,7 +197,7 @@ class CutScorer:
             batches.append((x.contiguous(memory_format=torch.channels_last) if last else x, y))
         if not batches:
             raise BcnetError("scores of cut networks need training and validation batches, but there is none of one")
-        return _Kept(batches, [None] * len(batches) if teacher is None else self._answers(teacher, batches))
+        return _Held(batches, [None] * len(batches) if teacher is None else self._answers(teacher, batches))
 
     def _answers(self, teacher: nn.Module, batches: list[Batch]) -> list[Any]:
         with evaluation_mode(teacher.to(self.device)), self._autocast():

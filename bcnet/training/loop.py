@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.data.source import Source
-from bcnet.errors import BcnetError, first_line
+from bcnet.errors import BcnetError, NotFinite, first_line
 from bcnet.training import checkpoint, distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.optim import Average, Optimisation, make_optimizer, set_rate
-from bcnet.utils.pointwise import safe_gradients
 from bcnet.utils.progress import Progress as Progress
+from bcnet.utils.safe_gradients import safe_gradients
 
 CHECK_EVERY = 50
 """Steps between checks that the loss is still finite: each check waits for the device."""
@@ -85,7 +85,7 @@ class Loop(ABC):
         """Raise a :class:`BcnetError` if the network does not suit the first batch."""
 
     def record(self, losses: Tensor) -> None:  # noqa: B027, recording is optional
-        """Take note of the losses of a step, (p,), averaged over all processes."""
+        """Record the losses of a step, (p,), averaged over all processes."""
 
     def averaged(self) -> Iterable[Any]:
         """The tensors that ``ema`` averages."""
@@ -118,7 +118,7 @@ class Loop(ABC):
             self.step += 1
             recent.append(losses)
             if self.step % CHECK_EVERY == 0 or self.step == steps:
-                self._check_finite(torch.cat(recent))
+                self._check_finite(recent)
                 recent.clear()
             if self.step % self.per_epoch == 0:
                 self._end_epoch(rate)
@@ -127,7 +127,7 @@ class Loop(ABC):
                 self._tell(progress, Progress(self.step, steps, epoch, rate, len(x), losses, self.unit))
             due = time.monotonic() - saved > 60 * self.config.checkpoint_minutes
             if self.folder is not None and (due or self.step == steps):
-                self._check_finite(torch.cat([losses, *recent]))
+                self._check_finite(recent)
                 self._save()
                 saved = time.monotonic()
         distributed.wait()  # until all can read the last checkpoint
@@ -220,15 +220,22 @@ class Loop(ABC):
             self._save()
             raise
 
-    def _check_finite(self, losses: Tensor) -> None:
-        if not bool(torch.isfinite(losses).all()):
-            raise BcnetError(self._diverged("loss"))
+    def _check_finite(self, recent: list[Tensor]) -> None:
+        """The losses of the last steps must be numbers; where they are not, the data may not be either."""
+        if not recent or bool(torch.isfinite(torch.cat(recent)).all()):
+            return
+        first = next(n for n, losses in enumerate(recent) if not bool(torch.isfinite(losses).all()))
+        epoch, place = divmod(self.step - len(recent) + first, self.per_epoch)
+        batch = next(iter(self.source.batches(epoch, place, self.device)))
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in batch):
+            raise BcnetError(f"batch {place + 1} of the training data holds values that are infinite or NaN: clean it")
+        raise NotFinite(self._diverged("loss"))
 
     def _check_weights(self) -> None:
         """A finite loss can leave weights that are not finite, which must not become the last checkpoint."""
         norms = torch._foreach_norm([p.detach() for p in self.net.parameters()])
         if not bool(torch.isfinite(torch.stack(list(norms))).all()):
-            raise BcnetError(self._diverged("weights"))
+            raise NotFinite(self._diverged("weights"))
 
     def _diverged(self, what: str) -> str:
         rate = self.optimisation.rate(self.step - 1, self.per_epoch)

@@ -26,9 +26,9 @@ class Optimisation:
 
     epochs: Annotated[Count, "passes over the training images"] = 20
     optimizer: Annotated[Literal["sgd", "rmsprop"], "sgd or rmsprop"] = "sgd"
-    lr: Annotated[Positive, "the highest learning rate"] = 0.1
+    lr: Annotated[Positive | None, "the highest learning rate; null, when fine-tuning: by probes"] = 0.1
     final_lr: Annotated[NotNegative, "the learning rate at the end of the cosine"] = 0.0
-    momentum: Annotated[BelowOne, "of the optimizer"] = 0.9
+    momentum: Annotated[BelowOne, "the optimizer's momentum"] = 0.9
     nesterov: Annotated[bool, "whether momentum looks ahead"] = True
     weight_decay: Annotated[NotNegative, "pulls weights to zero"] = 0.0
     decay_all: Annotated[bool, "whether biases and batch norm decay too"] = True
@@ -47,7 +47,9 @@ class Optimisation:
 
     @model_validator(mode="after")
     def _fits_together(self) -> Optimisation:
-        if self.final_lr > self.lr:
+        if self.lr is None and self.final_lr:
+            raise BcnetError("final_lr needs an lr that is known: name both, or leave both out")
+        if self.lr is not None and self.final_lr > self.lr:
             raise BcnetError(f"final_lr is {self.final_lr}, but it must be at most lr, {self.lr}")
         if self.warmup >= self.epochs:
             raise BcnetError(f"warmup is {self.warmup}, but it must be shorter than the epochs, {self.epochs}")
@@ -55,21 +57,28 @@ class Optimisation:
             raise BcnetError(f"milestones is {self.milestones!r:.40}, but it must be rising epochs above 0")
         return self
 
+    @property
+    def peak(self) -> float:
+        """``lr``, which is known once training begins."""
+        if self.lr is None:
+            raise BcnetError("lr is null, but only a run that fine-tunes a trained network can choose it: name a rate")
+        return self.lr
+
     def rate(self, step: int, steps: float) -> float:
         """The learning rate of ``step`` where an epoch has ``steps`` steps."""
         epoch = step / steps
         if epoch < self.warmup:
-            return self.lr * min(1.0, (step + 1) / (self.warmup * steps))
+            return self.peak * min(1.0, (step + 1) / (self.warmup * steps))
         if self.schedule == "cosine":
             share = (epoch - self.warmup) / (self.epochs - self.warmup)
-            return self.final_lr + (self.lr - self.final_lr) * (1 + math.cos(math.pi * min(1.0, share))) / 2
+            return self.final_lr + (self.peak - self.final_lr) * (1 + math.cos(math.pi * min(1.0, share))) / 2
         if self.schedule == "step":
-            return self.lr * self.gamma ** sum(epoch >= m for m in self.milestones)
-        return float(self.lr * self.gamma ** ((epoch - self.warmup) // self.every))
+            return self.peak * self.gamma ** sum(epoch >= m for m in self.milestones)
+        return float(self.peak * self.gamma ** ((epoch - self.warmup) // self.every))
 
     def head_factor(self, inputs: int) -> float:
         """The factor of the last linear layer's learning rate, given its number of inputs."""
-        return min(1.0, self.head / (self.lr * inputs)) if self.head else 1.0
+        return min(1.0, self.head / (self.peak * inputs)) if self.head else 1.0
 
 
 def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Optimizer:
@@ -83,10 +92,10 @@ def make_optimizer(network: nn.Module, config: Optimisation) -> torch.optim.Opti
     settings = [{"params": members, "weight_decay": d, "factor": factor} for (d, factor), members in groups.items()]
     if config.optimizer == "rmsprop":
         # The recipes of mobile networks were written for TensorFlow, which adds its epsilon of 0.001 under the root.
-        return torch.optim.RMSprop(settings, lr=config.lr, alpha=0.9, eps=0.001**0.5, momentum=config.momentum)
+        return torch.optim.RMSprop(settings, lr=config.peak, alpha=0.9, eps=0.001**0.5, momentum=config.momentum)
     nesterov = config.nesterov and config.momentum > 0
     one_launch = True if all(p.is_cuda for p in parameters) else None
-    return torch.optim.SGD(settings, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=one_launch)
+    return torch.optim.SGD(settings, lr=config.peak, momentum=config.momentum, nesterov=nesterov, fused=one_launch)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -10,8 +10,6 @@ no finalist.
 
 from __future__ import annotations
 
-import copy
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bcnet.data.source import Batch, Data, Source
+from bcnet.data.source import Batch, Data, First, Source
+from bcnet.space.state import duplicate
+from bcnet.training import distributed
 from bcnet.training.loop import History, Loop, Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training, retrain
 from bcnet.training.task import Task
@@ -45,8 +45,8 @@ class RaceConfig:
     the one before."""
 
     finalists: Annotated[Count, "configurations that begin the race"] = 4
-    rounds: Annotated[Count, "after each, the better half goes on, and who is too close to call"] = 2
-    epochs: Annotated[Count | None, "that the rounds take together; left out: a quarter of the training"] = None
+    rounds: Annotated[Count, "after each, the worse half drops out, except those too close to call"] = 2
+    epochs: Annotated[Count | None, "epochs that the rounds take together; left out: a quarter of the training"] = None
 
     def milestones(self, epochs: int) -> list[int]:
         """The epochs, rising, at whose ends the rounds of a training of ``epochs`` end; none after its last epoch."""
@@ -95,7 +95,7 @@ class Winner:
 
 
 class Racing:
-    """``by`` is what decides: the lowest held-out ``loss`` or the highest ``score``."""
+    """A race that is decided ``by`` the lowest held-out ``loss`` or the highest ``score``."""
 
     def __init__(
         self,
@@ -179,7 +179,8 @@ class Racing:
         training = self._training(entry, network, folder)
         training.run(self._watched(entry.name, training, curve, progress), epochs)
         settled = self._settled(network, epochs * training.per_epoch, training.per_epoch)
-        result = {"round": number, "name": entry.name, "epochs": epochs, **self._measure(settled), "curve": curve}
+        measured = distributed.decide(lambda: self._measure(settled))  # one says who stays, for all processes
+        result = {"round": number, "name": entry.name, "epochs": epochs, **measured, "curve": curve}
         results.keep(key, result)
         return result
 
@@ -195,10 +196,10 @@ class Racing:
             return network
         rate = given.rate(step, per_epoch)
         short = replace(given, epochs=1, lr=rate, warmup=0.0, schedule="cosine", final_lr=0.0, ema=0.0)
-        twin = copy.deepcopy(network)
+        twin = duplicate(network)
         retrain(
             twin,
-            _First(self.data.train, SETTLING),
+            First(self.data.train, SETTLING),
             replace(self.config, optimisation=short),
             self.task,
             teacher=self.teacher,
@@ -243,20 +244,6 @@ class Racing:
         return open_training(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )
-
-
-@dataclass(frozen=True)
-class _First:
-    """The first ``count`` batches of ``source``, or all where there are fewer."""
-
-    source: Source
-    count: int
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.source))
-
-    def batches(self, epoch: int, start: int = 0, device: torch.device | str | None = None) -> Iterator[Batch]:
-        return itertools.islice(self.source.batches(epoch, start, device), len(self) - start)
 
 
 @dataclass(frozen=True)

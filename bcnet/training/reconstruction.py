@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from bcnet.space.importance import Keep, Kept, kept_units
+from bcnet.space.importance import Keep, KeptUnits, kept_units
 from bcnet.space.network import NetworkSpace
 from bcnet.space.operators.table import bind, name_of
 
@@ -141,7 +141,7 @@ def _some(space: NetworkSpace, batches: Iterable[tuple[Tensor, Any]]) -> list[Te
 
 
 class _Lane(fx.Interpreter):
-    """One batch on its way through a network, operator by operator; what is not needed any more is let go.
+    """One batch on its way through a network, operator by operator; values are freed after their last use.
 
     Convolutions whose nodes ``wide`` names are computed at the size that it says."""
 
@@ -201,7 +201,7 @@ def _among_zeros(convolve: Any, args: dict[str, Any], wide: _Wide) -> Tensor:
 class _Adjustment:
     """The slim network, adjusted layer by layer as it runs."""
 
-    def __init__(self, space: NetworkSpace, slim: fx.GraphModule, kept: Kept, wide: Mapping[str, _Wide]):
+    def __init__(self, space: NetworkSpace, slim: fx.GraphModule, kept: KeptUnits, wide: Mapping[str, _Wide]):
         self.space, self.slim, self.kept, self.wide = space, slim, kept, wide
         self.device = next(slim.parameters()).device
         self.total = [v.count for v in space.coupling.variables]

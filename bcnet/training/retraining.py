@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bcnet.data.source import Data, Source
-from bcnet.errors import BcnetError, first_line
+from bcnet.errors import BcnetError, NotFinite, first_line
+from bcnet.space.widths import Floats
 from bcnet.training import checkpoint, distributed
 from bcnet.training.cuda_graph import CudaGraphStep
 from bcnet.training.loop import History, Loop, Progress, out_of_memory
 from bcnet.training.optim import Optimisation
 from bcnet.training.task import Task
+from bcnet.utils.modes import evaluation_mode
 from bcnet.utils.settings import Count, Natural, NotNegative, Positive, Share, checked
 
 Told = Callable[[Progress], None]
@@ -72,7 +73,7 @@ class RandomBaseline:
     """The paper's baseline ``random``: of several networks that are trained for a short while, the best to the end."""
 
     networks: Annotated[Count, "how many are tried"] = 20
-    epochs: Annotated[Count, "that each is trained for"] = 50
+    epochs: Annotated[Count, "epochs that each is trained for at first"] = 50
 
 
 @checked
@@ -119,7 +120,7 @@ def open_training(
     folder: str | Path | None = None,
     fast: FastStep | None = None,
 ) -> _Retrainer:
-    """The training of ``network`` in place, for who runs it in parts: ``run(progress, epochs)``, then ``finish()``."""
+    """The training of ``network`` in place, to be run in parts: ``run(progress, epochs)``, then ``finish()``."""
     return _Retrainer(network, source, config, task, teacher, folder, fast)
 
 
@@ -166,27 +167,20 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
     """Mean ``score`` and ``loss`` of a network over all batches, the task's further scores by name, and the ``count``
     of samples; a :class:`BcnetError` where there are none, or where a mean is no finite number."""
     task = task or Task.classification()
-    device = next(network.parameters()).device
-    mode = network.training
-    network.eval()
     names = ["score", "loss", *(name for name, _ in task.extra)]
     total, count = torch.zeros(len(names), dtype=torch.float64), 0
-    try:
-        for x, y in source.batches(0, 0, device):
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                output = _output(network, x)
+    with evaluation_mode(network):
+        for x, y, output in _answers(network, source, bf16):
             measures = [task.score(output, y).double().sum(), task.loss(output, y).double() * len(x)]
             measures += [extra(output, y).double().sum() for _, extra in task.extra]
             total += torch.stack([m.cpu() for m in measures])
             count += len(x)
-    finally:
-        network.train(mode)
     if not count:
         raise BcnetError("there is nothing to evaluate on: the data gave no batches")
     found = dict(zip(names, (total / count).tolist(), strict=True))
     for name, value in found.items():
         if not math.isfinite(value):
-            raise BcnetError(
+            raise NotFinite(
                 f"the {name} of the network on {count} samples is {value}: the data or the weights hold values that "
                 "are no numbers, or the task gives some"
             )
@@ -194,43 +188,42 @@ def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf
 
 
 @torch.no_grad()
-def sample_scores(network: nn.Module, source: Source, task: Task, *, bf16: bool = False) -> NDArray[np.float64]:
+def sample_scores(network: nn.Module, source: Source, task: Task, *, bf16: bool = False) -> Floats:
     """The score of every sample of ``source``, (n,): what two networks are compared by on the same images."""
-    device = next(network.parameters()).device
-    found = []
-    for x, y in source.batches(0, 0, device):
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            found.append(task.score(_output(network, x), y).double().cpu())
-    scores: NDArray[np.float64] = torch.cat(found).numpy()
+    with evaluation_mode(network):
+        found = [task.score(output, y).double().cpu() for _, y, output in _answers(network, source, bf16)]
+    scores: Floats = torch.cat(found).numpy()
     return scores
 
 
-@torch.no_grad()
 def learnt(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> bool:
     """Whether a network has learnt anything at all: its outputs score clearly better with the targets of their own
-    inputs than with those of others, drawn from all of ``source``.
+    inputs than with those of others (:func:`standing`).
 
     So this holds for any task, and a network that says the same of every input has not, however often it is right.
     """
+    return standing(network, source, task, bf16=bf16) > CLEAR
+
+
+@torch.no_grad()
+def standing(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> float:
+    """By how many standard errors outputs score better with the targets of their own inputs than with those of others,
+    drawn from all of ``source``: below zero where they score worse, as if a higher score were not the better one."""
     task = task or Task.classification()
-    device = next(network.parameters()).device
-    others = _some_targets(source, device)
+    others = _some_targets(source, next(network.parameters()).device)
     rng = np.random.default_rng(0)
     gains: list[Tensor] = []
-    mode = network.training
-    network.eval()
-    try:
-        for x, y in source.batches(0, 0, device):
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                output = _output(network, x)
+    with evaluation_mode(network):
+        for _, y, output in _answers(network, source, bf16):
             chance = torch.stack([task.score(output, other).double() for other in _others(y, others, rng)]).mean(0)
             gains.append((task.score(output, y).double() - chance).cpu())
-    finally:
-        network.train(mode)
     gain = torch.cat(gains)
     sampled = 1 / len(others) if others is not None and len(others) < len(gain) else 1 / (DRAWS * len(gain))
     error = float(gain.std()) * (1 / len(gain) + sampled) ** 0.5 if len(gain) > 1 else float("inf")
-    return float(gain.mean()) > CLEAR * error
+    mean = float(gain.mean())
+    if error == 0:  # all alike
+        return math.copysign(math.inf, mean) if mean else 0.0
+    return mean / error
 
 
 def _others(y: Tensor, others: Tensor | None, rng: np.random.Generator) -> list[Tensor]:
@@ -246,6 +239,15 @@ def _some_targets(source: Source, device: torch.device) -> Tensor | None:
     each = -(-MOST_TARGETS // len(source))
     some = [y if y.dim() == 1 else y[:: max(1, len(y) // each)][:each] for _, y in source.batches(0, 0, device)]
     return torch.cat(some) if len({y.shape[1:] for y in some}) == 1 else None
+
+
+def _answers(network: nn.Module, source: Source, bf16: bool) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """The batches of ``source``, each with the output of ``network`` for it."""
+    device = next(network.parameters()).device
+    for x, y in source.batches(0, 0, device):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            output = _output(network, x)
+        yield x, y, output
 
 
 def _output(network: nn.Module, x: Tensor) -> Any:

@@ -89,14 +89,24 @@ class Task:
         """A :class:`BcnetError` if this task cannot be learnt from such outputs and targets of one batch."""
         if self.fits is not None:
             self.fits(output, target)
-        loss = _tried("loss", self.loss, output, target)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise BcnetError(f"the task's loss gives {_form(loss)}, but it must be one number, the mean over the batch")
+        loss = _mean("loss", self.loss, output, target)
+        if self.distil is not None:
+            _mean("distil", self.distil, output, output)
         for name, score in (("score", self.score), *self.extra):
             found = _tried(name, score, output, target)
             if not isinstance(found, Tensor) or found.shape != target.shape[:1]:
                 wanted = f"one value for each of {len(target)} examples"
                 raise BcnetError(f"the task's {name} gives {_form(found)}, but it must be {wanted}")
+            if isinstance(output, Tensor) and not _apart(score, found, output, target):
+                raise BcnetError(
+                    f"the task's {name} of an example depends on the others of its batch, with "
+                    f"{_shapes(output, target)}: each must be scored for itself"
+                )
+        if isinstance(output, Tensor) and output.shape != target.shape and _blind(self.loss, loss, output, target):
+            raise BcnetError(
+                "the task's loss holds every output against every target, as torch broadcasts "
+                f"{_shapes(output, target)}: make them alike, as by targets[:, None]"
+            )
 
 
 def check_logits(output: Any, target: Any, classes: int | None = None) -> None:
@@ -104,8 +114,13 @@ def check_logits(output: Any, target: Any, classes: int | None = None) -> None:
     way_out = "give a Task with a loss and a score of your own"
     if not isinstance(output, Tensor) or output.dim() != 2:
         raise BcnetError(f"the network gives {_form(output)}, but classification needs logits (n, classes): {way_out}")
-    if target.is_floating_point() or target.dim() != 1:
-        raise BcnetError(f"the targets are {_form(target)}, but classification needs labels (n,): {way_out}")
+    if target.dtype not in (torch.int64, torch.uint8) or target.dim() != 1:
+        raise BcnetError(
+            f"the targets are {_form(target)}, but classification needs labels (n,) of int64: "
+            f"{_as_labels(target, output)}{way_out}"
+        )
+    if output.shape[1] == 1:
+        raise BcnetError(f"the network gives one value, but classification needs a logit for every class: {way_out}")
     logits = output.shape[1]
     if classes is not None and logits != classes:
         raise BcnetError(
@@ -114,6 +129,49 @@ def check_logits(output: Any, target: Any, classes: int | None = None) -> None:
     low, high = int(target.min()), int(target.max())
     if low < 0 or high >= logits:
         raise BcnetError(f"the network gives {logits} logits, but there is a label {low if low < 0 else high}")
+
+
+def _as_labels(target: Tensor, output: Tensor) -> str:
+    """How such targets become labels, if they can."""
+    if target.shape == output.shape:
+        return "make them targets.argmax(1), or "
+    if target.dim() == 1 or target.shape[1:] == (1,):
+        return f"make them targets{'[:, 0]' * (target.dim() - 1)}.long(), or "
+    return ""
+
+
+def _mean(name: str, function: Callable[[Any, Any], Tensor], output: Any, target: Any) -> Tensor:
+    """The value of a loss, if it is a single number."""
+    found = _tried(name, function, output, target)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        raise BcnetError(f"the task's {name} gives {_form(found)}, but it must be one number, the mean over the batch")
+    return found
+
+
+def _apart(score: Callable[[Any, Any], Tensor], found: Tensor, output: Tensor, target: Tensor) -> bool:
+    """Whether the first example alone has the score that it has among the others."""
+    if len(output) < 2 or len(output) != len(target):
+        return True
+    try:
+        alone = score(output[:1], target[:1])
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return True  # a score may need more than one example at a time
+    return alone.shape != (1,) or torch.allclose(
+        alone.double(), found[:1].double(), rtol=1e-3, atol=1e-6, equal_nan=True
+    )
+
+
+def _blind(loss: Callable[[Any, Any], Tensor], found: Tensor, output: Tensor, target: Tensor) -> bool:
+    """Whether a loss of values does not tell which target belongs to which output, as where torch broadcasts (n, 1) and
+    (n,) to (n, n)."""
+    values = output.is_floating_point() and target.is_floating_point() and output.numel() == target.numel()
+    if not values or torch.equal(target, target.flip(0)) or torch.allclose(output, output.flip(0)):
+        return False
+    return torch.allclose(loss(output, target.flip(0)), found, rtol=1e-6, atol=0.0)
+
+
+def _shapes(output: Tensor, target: Tensor) -> str:
+    return f"outputs {tuple(output.shape)} and targets {tuple(target.shape)}"
 
 
 def _tried(name: str, function: Callable[[Any, Any], Any], output: Any, target: Any) -> Any:

@@ -149,6 +149,9 @@ def clear_errors(what: str, again: str = "try again") -> Iterator[None]:
         if error.errno == errno.EISDIR:
             place = error.filename2 or error.filename
             raise BcnetError(f"cannot write {what}: {place} is a folder, so move it away and {again}") from error
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            obstacle = "a file is where a folder should be"
+            raise BcnetError(f"cannot write {what}: {obstacle}, so move it away or choose another folder") from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise BcnetError(f"no space is left for {what}: free some and {again}") from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

@@ -1,9 +1,9 @@
-"""Evaluation mode that is borrowed: afterwards every module is in the mode it was in."""
+"""Modes that are borrowed: afterwards every module, and torch itself, is in the mode it was in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,3 +20,19 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def training_possible() -> Iterator[None]:
+    """Gradients are recorded and nothing is cast, whatever blocks of ``no_grad``, ``inference_mode`` or ``autocast``
+    the caller is in.
+
+    Works as a decorator, too.
+    """
+    import torch
+
+    with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad():
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -36,7 +36,7 @@ POINTS = 2000
 
 
 class Listener:
-    """Hears how work is going; this one is silent. ``at`` is the work it last heard of."""
+    """Is told how work is going; this one is silent. ``at`` is the work it was last told of."""
 
     at = ""
 

@@ -92,6 +92,8 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     must = next((meaning for prefix, meaning in _MUST_BE.items() if kind.startswith(prefix)), "")
     if kind == "literal_error":
         must = context["expected"].replace("'", "")
+        if guess := did_you_mean(value, must.replace(" or ", ", ").split(", ")):
+            return f"{key} is {brief(value)}: {guess}"
     elif bound := next((bound for bound in _BOUNDS if bound in context), None):
         must = f"{_BOUNDS[bound]} {context[bound]:g}"
     elif kind == "too_short":

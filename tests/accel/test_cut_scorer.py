@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import torch
 from torch import Tensor, nn
 
 from bcnet.accel.fused_step import FusedCutScorer, cut_scorer, open_cut_scorer
 from bcnet.accel.fused_step.program import Unsupported
-from bcnet.accel.kernels import reference
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.space.network import trace
 from bcnet.training.inherit import CutScorer, Healing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import torch
 import toy
 from torch import nn
@@ -11,7 +12,6 @@ from torch import nn
 from bcnet.accel import SharedEvaluator, open_evaluator
 from bcnet.accel.fused_step import FusedEvaluator
 from bcnet.accel.fused_step.program import Unsupported
-from bcnet.accel.kernels import reference
 from bcnet.models.channel_bench import channel_bench_mobilenet
 from bcnet.space.network import trace
 from bcnet.supernet.scoring import Evaluator

@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -14,7 +15,6 @@ from traced import space_of
 
 from bcnet.accel.fused_step import FusedEngine, choose, choose_engine
 from bcnet.accel.fused_step.program import Unsupported, compile_program
-from bcnet.accel.kernels import reference
 from bcnet.data.source import LoaderSource
 from bcnet.errors import BcnetError
 from bcnet.models import MODELS

@@ -57,7 +57,7 @@ def test_a_table_is_built_resumed_and_readable(config: BuildConfig, tmp_path: Pa
     assert heard.steps["training networks"] == [4, 5, 6, 7, 8]
     assert (again.acc == table.acc).all()
 
-    with pytest.raises(BcnetError, match="belongs to a build of other settings: choose another folder"):
+    with pytest.raises(BcnetError, match="belongs to work with other settings: choose another folder"):
         build_table(replace(config, seeds=1), tmp_path / "a")
 
 

@@ -57,7 +57,7 @@ def test_a_run_ends_with_a_table_and_the_report(finished: Any) -> None:
     certain = ("That is more than chance on ", "chance alone makes differences", "So the search was not worth it here")
     assert any(words in result.stdout for words in certain)
     assert report == f"report: {folder / 'report.html'}"
-    assert following.startswith(f"next: bcnet export {folder} --to onnx")
+    assert following.startswith(f"next: bcnet export {folder} --trust --to onnx")
     assert "(ships)" in result.stdout
     assert (folder / "report.html").stat().st_size > 1000
     assert (folder / "export" / "weights.safetensors").is_file()

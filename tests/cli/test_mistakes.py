@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,6 +59,12 @@ TINY = {
         (["--device", "mps"], "bcnet does not run on the device 'mps': say cpu, cuda or cuda:1"),
         (["--device", "xpu"], "bcnet does not run on the device 'xpu': say cpu, cuda or cuda:1"),
         (["--set", "threads=100000"], "threads is 100000, but it must be at most 256"),
+        (["--compare", "unifrom"], "compare.0 is 'unifrom': did you mean 'uniform'?"),
+        (["--start", "train"], "start is 'train': did you mean 'trained'?"),
+        (
+            ["--set", "lr=0.1"],
+            "unknown key lr: did you mean given.lr or healing.lr or supernet.lr or retrain.lr?",
+        ),
     ],
 )
 def test_on_the_command_line(words: list[str], sentence: str, tmp_path: Path) -> None:
@@ -88,6 +96,38 @@ def test_a_choice_without_a_score_is_on_the_front(tmp_path: Path) -> None:
     (row,) = terminal.cells(told.stdout)
     widths = " ".join(map(str, run.read("search")["best"]["widths"]))
     assert (row[0], row[1], row[-1]) == ("chosen", "-", widths)
+
+
+@pytest.mark.parametrize("out", ["file", "file/run"])
+def test_a_file_where_a_folder_should_be(out: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    told = terminal.run("run", "--out", str(tmp_path / out))
+    obstacle = "a file is where a folder should be, so move it away or choose another folder"
+    assert (told.exit_code, told.stderr) == (2, f"error: cannot write {tmp_path / out}: {obstacle}\n")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_commands_to_copy_work_where_paths_have_spaces(tmp_path: Path) -> None:
+    (tmp_path / "meine Läufe").mkdir()
+    run = tinyrun.create(tmp_path / "meine Läufe")
+    told = terminal.run("trace", str(run.folder), "--trust")
+    command = re.findall(r"`bcnet ([^`]*)`", " ".join(told.stdout.split()))[0]
+    assert shlex.split(command) == ["train", str(run.folder), "--trust"]
+    assert terminal.run(*shlex.split(command)).exit_code == 0
+
+
+def test_latency_that_was_not_measured_cannot_be_picked(tmp_path: Path) -> None:
+    run = tinyrun.work(tinyrun.create(tmp_path))
+    told = terminal.run("pick", str(run.folder), "--budget", "latency=50%", "--trust")
+    sentence = f"error: latency was not measured in {run.folder}: begin a run with --budget latency=50%\n"
+    assert (told.exit_code, told.stderr) == (2, sentence)
+
+
+@pytest.mark.parametrize("group", ["recipe", "bench"])
+def test_a_group_alone_says_what_there_is(group: str) -> None:
+    told = terminal.run(group)
+    assert (told.exit_code, told.stderr) == (0, "")
+    assert "--help" in told.stdout
 
 
 def test_output_that_cannot_be_written() -> None:

@@ -15,7 +15,7 @@ torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 def run_kernels(code: str, *arguments: str) -> None:
     """Run a script in a process of its own: the interpreter must be chosen before Triton is imported."""
-    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parents[2]), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     if environment.get("BCNET_DEVICE", "cpu") == "cpu":
         environment["TRITON_INTERPRET"] = "1"

@@ -58,8 +58,9 @@ LATER = ["compare", "export", "report"]
 @pytest.mark.parametrize(
     ("file", "damage", "stages"),
     [
-        ("given.safetensors", flip, ["given", "search", "race", "retrain", *LATER]),
-        ("given.json", flip, ["given", "search", "race", "retrain", *LATER]),
+        ("given.safetensors", flip, ["given", "search", "rate", "race", "retrain", *LATER]),
+        ("given.json", flip, ["given", "search", "rate", "race", "retrain", *LATER]),
+        ("rate.json", flip, ["rate", "race", "retrain", *LATER]),
         ("race.safetensors", flip, ["race", "retrain", *LATER]),
         ("race/1-*.json", flip, ["race", "retrain", *LATER]),
         ("race/1-*.json", os.unlink, ["race", "retrain", *LATER]),

@@ -82,7 +82,7 @@ def test_a_group_that_is_given_in_part_keeps_the_recipes_other_defaults() -> Non
     recipe = Recipe.parse({**SCRATCH, "supernet": {"epochs": 7}, "retrain": {"epochs": 7}})
     assert recipe.supernet == recipe.retrain == Optimisation(epochs=7, weight_decay=5e-4, head=64)
     fine_tuned = Recipe.parse({**LEAST, "retrain": {"epochs": 7}}).retrain
-    assert fine_tuned == Optimisation(epochs=7, lr=0.05, warmup=0.5, weight_decay=5e-4, head=64)
+    assert fine_tuned == Optimisation(epochs=7, lr=None, warmup=0.5, weight_decay=5e-4, head=64)
 
 
 def test_numbers_that_yaml_reads_as_texts_are_numbers() -> None:
@@ -107,7 +107,7 @@ def test_a_changed_recipe_is_checked() -> None:
         ("supernet: {lr: fast}", "supernet.lr is 'fast', but it must be a number"),
         ("supernet: {epochs: 1.5}", "supernet.epochs is 1.5, but it must be a whole number"),
         ("supernet: {bf16: perhaps}", "supernet.bf16 is 'perhaps', but it must be true or false"),
-        ("supernet: {schedule: cos}", "supernet.schedule is 'cos', but it must be cosine, step or exponential"),
+        ("supernet: {schedule: cos}", "supernet.schedule is 'cos': did you mean 'cosine'?"),
         ("supernet: 3", "supernet is 3, but it must be a group of settings, `key: value`"),
         ("sampling: {draws: 0}", "sampling.draws is 0, but it must be at least 1"),
         ("distillation: {alpha: 2}", "distillation.alpha is 2, but it must be at most 1"),

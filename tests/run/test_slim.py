@@ -356,7 +356,7 @@ def test_weights_that_are_no_numbers() -> None:
         bcnet.slim(model, EXAMPLE, data, data, recipe=TRAINED, progress=False)
     assert str(caught.value) == (
         "the network as given holds numbers that are not finite in 0.weight: give weights that were trained well, or "
-        "start from scratch"
+        "a network that is not trained yet"
     )
 
 

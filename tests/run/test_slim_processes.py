@@ -36,6 +36,8 @@ def test_two_processes_slim_as_one(tmp_path: Path) -> None:
         assert {batch // 2, batch} <= set(json.loads((tmp_path / f"two-{rank}.json").read_text()))
     assert two.read("search")["rules"].keys() == one.read("search")["rules"].keys()
     assert two.read("race")["finalists"].keys() == one.read("race")["finalists"].keys()
+    probes = [{probe["lr"]: probe["loss"] for probe in run.read("rate")["probes"]} for run in (one, two)]
+    assert probes[1] == pytest.approx(probes[0], rel=0.02)
     for run in (one, two):
         with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
             assert len(store.trials()) == run.read("search")["evaluations"]

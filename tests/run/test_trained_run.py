@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_kernels as reference
 import terminal
 import tinyrun
 import torch
@@ -17,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bcnet.accel.fused_step import PlainStep
-from bcnet.accel.kernels import reference
 from bcnet.errors import BcnetError
 from bcnet.report import words
 from bcnet.run.report import report_data, write_report
@@ -116,7 +116,7 @@ def test_every_score_finds_a_network(tmp_path: Path, weights: Path, score: str) 
     run = tinyrun.trained(tmp_path, weights, score=score, supernet={"epochs": 2}, race=None, compare=[])
     notes = tinyrun.Notes()
     tinyrun.work(run, listener=notes)
-    stages = ["trace", "given", *(["train"] if score == "supernet" else []), "search", "retrain", "compare"]
+    stages = ["trace", "given", *(["train"] if score == "supernet" else []), "search", "rate", "retrain", "compare"]
     assert notes.stages == stages
     found = run.read("search")
     assert found["scored_by"] == score

@@ -50,6 +50,7 @@ def test_budget_is_read(text: str, name: str, limit: float) -> None:
         ("flops=", "budget 'flops=' has no number after the equals sign, as in flops=50%"),
         ("flops=fast", "budget 'flops=fast' has no number after the equals sign, as in flops=50%"),
         ("flops=1.2.3", "budget 'flops=1.2.3' has no number after the equals sign, as in flops=50%"),
+        ("flops=12,5%", "budget 'flops=12,5%' has no number after the equals sign, as in flops=50%"),
         ("flops=1e999", "budget 'flops=1e999' has no number after the equals sign, as in flops=50%"),
         ("flops=-5M", "budget 'flops=-5M' must be above zero"),
         ("flops=0", "budget 'flops=0' must be above zero"),

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from bcnet.errors import BcnetError
-from bcnet.space.importance import CRITERIA, Kept, importance, taylor
+from bcnet.space.importance import CRITERIA, KeptUnits, importance, taylor
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.space.resize import selected
 from bcnet.training.recalibration import recalibrate
@@ -43,7 +43,7 @@ def case(name: str) -> tuple[nn.Module, NetworkSpace, Tensor]:
     return model, trace(model, x), x
 
 
-def draw_widths(space: NetworkSpace, seed: int) -> tuple[np.ndarray, Kept]:
+def draw_widths(space: NetworkSpace, seed: int) -> tuple[np.ndarray, KeptUnits]:
     """Random widths, candidates or not, and random units for them."""
     rng = np.random.default_rng(seed)
     counts = [v.count for v in space.coupling.variables]
@@ -53,7 +53,7 @@ def draw_widths(space: NetworkSpace, seed: int) -> tuple[np.ndarray, Kept]:
 
 
 @torch.no_grad()
-def zeroed(model: nn.Module, space: NetworkSpace, kept: Kept) -> nn.Module:
+def zeroed(model: nn.Module, space: NetworkSpace, kept: KeptUnits) -> nn.Module:
     """The original with all that belongs to dropped units set to zero."""
     network = copy.deepcopy(model)
     full = [v.count for v in space.coupling.variables]
@@ -66,7 +66,7 @@ def zeroed(model: nn.Module, space: NetworkSpace, kept: Kept) -> nn.Module:
 
 
 @torch.no_grad()
-def permuted(model: nn.Module, space: NetworkSpace, order: Kept) -> nn.Module:
+def permuted(model: nn.Module, space: NetworkSpace, order: KeptUnits) -> nn.Module:
     network = copy.deepcopy(model)
     full = [v.count for v in space.coupling.variables]
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:

@@ -235,9 +235,7 @@ class Silent(Tiny):
 
 
 def test_what_is_not_ready_says_so() -> None:
-    sentence = (
-        r"^Lazy has layers that take their sizes from the first input: run it once on the example input, then trace"
-    )
+    sentence = r"^Lazy has layers that take their sizes from the first input: run it once on the example input first"
     with pytest.raises(BcnetError, match=sentence):
         trace(Lazy(), X.float())
     with pytest.raises(BcnetError, match=r"^Silent gives no tensor: its forward must return its outputs$"):

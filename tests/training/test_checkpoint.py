@@ -159,7 +159,7 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: Any, number: int, mess
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        BcnetError, match=r"^cannot write a checkpoint in .*file \(Not a directory\): fix that and resume"
+        BcnetError, match=r"^cannot write a checkpoint in .*file: a file is where a folder should be, so move it away"
     ):
         save(tmp_path / "file", {}, {})
     with pytest.raises(BcnetError, match=r"^there is no checkpoint in"):

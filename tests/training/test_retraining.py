@@ -73,6 +73,16 @@ def test_evaluation_is_the_mean_over_all_images() -> None:
     assert net.training
 
 
+@pytest.mark.parametrize("look", [evaluate, learnt])
+def test_what_is_frozen_in_evaluation_mode_stays_so(look: Any) -> None:
+    """A network in training may have parts that are not, such as the norms of a backbone."""
+    net = network().train()
+    frozen = next(module for module in net.modules() if isinstance(module, nn.BatchNorm2d)).eval()
+    look(net, data().val)
+    assert net.training
+    assert not frozen.training
+
+
 @pytest.mark.parametrize("more", [{}, {"ema": 0.9}, {"optimizer": "rmsprop", "lr": 0.01, "clip": 1.0}])
 @pytest.mark.parametrize("at", [1, 6, 17])
 def test_a_stopped_training_ends_as_if_it_had_not_stopped(tmp_path: Path, more: dict[str, Any], at: int) -> None:

@@ -297,7 +297,7 @@ def _norm(args: Mapping[str, Any]) -> kernels.BatchNorm:
 
 
 def _layer_kind(work: Work) -> str | None:
-    """What a work is to these steps: a dense or a depthwise convolution of images, or neither."""
+    """Whether these steps can run a work: as a ``dense`` or a ``depthwise`` convolution of images, or not at all."""
     args = work.args
     if work.kind != "aten::conv2d" or list(args["dilation"]) != [1, 1] or isinstance(args["padding"], str):
         return None

@@ -1,4 +1,4 @@
-"""Scores of all widths of a small space at once, equal to scoring them one by one with batch statistics.
+"""Scores of all configurations of a small space at once, the same as one by one with batch statistics.
 
 The tree of widths is walked depth first, once for every scoring batch: work that a prefix of widths shares is
 done once, and the candidates of a layer come from one widest computation (see
@@ -32,7 +32,7 @@ LEAVES = 64  # logits that are scored in one go
 
 @dataclass(frozen=True)
 class AllScores:
-    """Scores of every widths, in the order of ``itertools.product(*candidates)``.
+    """Scores of all configurations, in the order of ``itertools.product(*candidates)``.
 
     ``accuracy`` and ``loss`` are (sides, n), means over all images; ``average_accuracy`` and
     ``average_loss`` (n,) are those of the mean of both sides' logits, where they were asked for.
@@ -228,7 +228,7 @@ class _Tally:
             self.flush(rows, y)
 
     def part(self) -> None:
-        """The lanes go on after what was done outside of them."""
+        """Make the lanes wait for what was done outside them."""
         for lane in self.lanes:
             lane.wait_stream(torch.cuda.current_stream())
 

@@ -31,9 +31,10 @@ DRAWN = 8
 def compile_ahead(
     engine: FusedEngine, x: Tensor, widths: Sequence[Widths] | None = None, answers: Statistics | None = None
 ) -> None:
-    """Compile what steps of ``engine`` on batches like x (n, C, h, w) will launch at ``widths``, or at some of all; or
-    what ``answers`` will, by these statistics.
-    Where that fails there is a notice, and kernels are compiled as they are launched."""
+    """Compile what the steps of ``engine`` will launch on batches like x (n, C, h, w), at ``widths`` or at some of all
+    configurations; with ``answers``, what answers by these statistics will launch instead.
+
+    If that fails, a warning says so and kernels are compiled when they are first launched."""
     engine.ready = True
     if not x.is_cuda:
         return
@@ -55,7 +56,7 @@ def dry_run(
     widths: Sequence[Widths] | None = None,
     answers: Statistics | None = None,
 ) -> list[Request]:
-    """What a step and an answer ask to be compiled for batches of ``shape``; nothing is computed."""
+    """The kernels that a step or an answer needs for batches of ``shape``; nothing is computed."""
     from bcnet.accel.kernels.launch import noting
 
     space = engine.net.space

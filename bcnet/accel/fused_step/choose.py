@@ -27,7 +27,7 @@ class Choice(NamedTuple):
 
 
 def choose_engine(net: Supernet, wanted: str = "auto", *, bf16: bool = True, own_distillation: bool = False) -> Choice:
-    """``fused`` is faster on GPUs, ``plain`` trains everything, ``auto`` is fused where that can do what is asked."""
+    """``fused`` is faster on GPUs, ``plain`` trains everything, and ``auto`` picks fused wherever it can be used."""
     if wanted not in ENGINES:
         raise BcnetError(f"engine is {wanted!r:.40}, but it must be auto, plain or fused")
     if wanted == "plain":
@@ -41,7 +41,7 @@ def choose_engine(net: Supernet, wanted: str = "auto", *, bf16: bool = True, own
 
 
 def why_not_fused(net: Supernet, bf16: bool = True, own_distillation: bool = False) -> str:
-    """Half a sentence, or nothing."""
+    """Why the fused step cannot train this supernet, in half a sentence; empty if it can."""
     if own_distillation:
         return "paths teach each other by a loss of your own"
     if reason := why_not_here(net, bf16):
@@ -54,7 +54,7 @@ def why_not_fused(net: Supernet, bf16: bool = True, own_distillation: bool = Fal
 
 
 def why_not_plain(network: nn.Module, x: Tensor) -> str:
-    """As :func:`why_not_fused`, of a plain network and a batch."""
+    """As :func:`why_not_fused`, for a plain network and a batch."""
     if reason := why_not_here(network, True, getattr(x, "device", None)) or _frozen(network):
         return reason
     averages = any(isinstance(m, _NormBase) and m.momentum is None for m in network.modules())
@@ -62,7 +62,7 @@ def why_not_plain(network: nn.Module, x: Tensor) -> str:
 
 
 def why_not_here(network: nn.Module, bf16: bool = True, device: torch.device | None = None) -> str:
-    """What keeps any network from the fused step, in half a sentence; nothing where it may be tried."""
+    """Why no network can use the fused step here, in half a sentence; empty if one may be tried."""
     parameters = list(network.parameters())
     device = parameters[0].device if device is None else device
     if device.type != "cuda":

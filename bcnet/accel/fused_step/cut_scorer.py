@@ -24,16 +24,16 @@ from bcnet.errors import first_line
 from bcnet.space.importance import Keep
 from bcnet.space.network import NetworkSpace
 from bcnet.space.resize import sliced
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.supernet.supernet import Supernet
-from bcnet.training.inherit import CutScorer, Floats, Healing
+from bcnet.training.inherit import CutScorer, Healing
 from bcnet.training.loop import out_of_memory
 from bcnet.training.task import Task
 
 
 class FusedCutScorer(CutScorer):
     """As :class:`~bcnet.training.inherit.CutScorer`; ``kernels`` and ``dtype`` are those of :class:`FusedEngine`.
-    :class:`Unsupported` says why a network cannot be scored so."""
+    :class:`Unsupported` is raised, with the reason, for a network that cannot be scored this way."""
 
     def __init__(
         self, *given: Any, kernels: ModuleType | None = None, dtype: torch.dtype = torch.bfloat16, **settings: Any
@@ -80,8 +80,8 @@ def open_cut_scorer(
     engine: str = "auto",
     **settings: Any,
 ) -> tuple[CutScorer, str]:
-    """A scorer of inherited networks by the fused step where that can score them, and the choice in words; both take
-    what :class:`~bcnet.training.inherit.CutScorer` does."""
+    """A scorer of inherited networks, by the fused step if it can score them, and the choice in words. The arguments
+    are those of :class:`~bcnet.training.inherit.CutScorer`."""
     given = (space, network, keep, list(train), list(val), task)  # a second scorer reads the batches again
     if engine == "plain":
         return CutScorer(*given, **settings), "plain, as asked for"

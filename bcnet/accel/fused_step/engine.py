@@ -24,15 +24,16 @@ from bcnet.accel.kernels.values import Goal
 from bcnet.errors import BcnetError
 from bcnet.space.widths import Side
 from bcnet.supernet.supernet import Plan, Supernet
+from bcnet.utils.modes import evaluation_mode
 
-Path = tuple[ArrayLike, Side]
 Sizes = dict[str, tuple[int, int]]
 
 
 class FusedEngine:
     """The supernet's graph as a program of fused kernels, several sides of equal widths at a time.
 
-    ``kernels`` is the module of Triton kernels, or ``reference`` for tests on any device and in any ``dtype``.
+    ``kernels`` is the module of Triton kernels, or for tests one of the same functions in plain torch, which run on any
+    device and in any ``dtype``.
     ``together`` False runs every path alone. With ``track`` the running statistics of batch norm follow the batches, as
     in the training of a plain network. Channels are rounded up to a ``multiple`` where every operator has a kernel of
     its own, which nobody sees but the clock. Gradients are kept in one buffer, of which each ``.grad`` is a view.
@@ -68,7 +69,7 @@ class FusedEngine:
         return FusedEngine(net, self.kernels, self.dtype, self.together, tracks, self._multiple)
 
     def zero(self) -> None:
-        """Gradients to zero, in one launch."""
+        """Set all gradients to zero, in one launch."""
         self.refresh()
         self._flat.zero_()
 
@@ -77,7 +78,7 @@ class FusedEngine:
         self,
         x: Tensor,
         y: Tensor,
-        paths: Sequence[Path],
+        paths: Sequence[tuple[ArrayLike, Side]],
         weights: Sequence[float] | None = None,
         smoothing: float = 0,
         teachers: Sequence[int | None] | None = None,
@@ -116,24 +117,22 @@ class FusedEngine:
         return losses
 
     @torch.no_grad()
-    def logits(self, x: Tensor, widths: ArrayLike, side: Side = "left", statistics: Statistics = "running") -> Tensor:
-        """What a path says of images x (n, C, h, w): (n, classes) in float32."""
-        return self.tape(x.device, self.net.plan(widths, side), statistics).answers(x)[0]
+    def logits(self, x: Tensor, widths: ArrayLike, statistics: Statistics = "running") -> Tensor:
+        """The logits of a left path for images x (n, C, h, w): (n, classes) in float32."""
+        return self.tape(x.device, self.net.plan(widths, "left"), statistics).answers(x)[0]
 
     @torch.no_grad()
-    def recalibrate(self, batches: Iterable[Tensor], widths: ArrayLike, side: Side = "left") -> None:
-        """Set the running statistics of a path to the means of those of some batches, without dropout."""
-        mode = self.net.training
-        self.net.eval()
-        for number, x in enumerate(batches, 1):
-            tape = self.tape(x.device, self.net.plan(widths, side), "tracked")
-            tape.slices.momentum = 1 / number
-            tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False)
-            tape.track()
-        self.net.train(mode)
+    def recalibrate(self, batches: Iterable[Tensor], widths: ArrayLike) -> None:
+        """Set the running statistics of a left path to the means of those of some batches, without dropout."""
+        with evaluation_mode(self.net):
+            for number, x in enumerate(batches, 1):
+                tape = self.tape(x.device, self.net.plan(widths, "left"), "tracked")
+                tape.slices.momentum = 1 / number
+                tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False)
+                tape.track()
 
     def tape(self, device: torch.device, plan: Plan, statistics: Statistics) -> Tape:
-        """The tape of one path on its way forwards; with running statistics it can go again, for batches of a shape."""
+        """A tape for the forward pass of one path; with running statistics it serves all batches of one shape."""
         self.refresh()
         groups = [self._places([plan])]
         packed, sizes = self._packed(groups, device)
@@ -155,7 +154,7 @@ class FusedEngine:
         half, full = packed.of(group)
         return dict(zip(self._names, (*half, *full), strict=True))
 
-    def _groups(self, paths: Sequence[Path]) -> list[list[int]]:
+    def _groups(self, paths: Sequence[tuple[ArrayLike, Side]]) -> list[list[int]]:
         """Numbers of paths that run together: those of equal widths, at most two."""
         waiting: dict[tuple[int, ...], list[int]] = {}
         found = []

@@ -24,7 +24,7 @@ from bcnet.training.loop import out_of_memory
 
 class FusedEvaluator(Evaluator):
     """As :class:`~bcnet.supernet.scoring.Evaluator`; ``kernels`` and ``dtype`` are those of :class:`FusedEngine`.
-    :class:`Unsupported` says why configurations cannot be scored so."""
+    :class:`Unsupported` is raised, with the reason, if configurations cannot be scored this way."""
 
     def __init__(
         self, *given: Any, kernels: ModuleType | None = None, dtype: torch.dtype = torch.bfloat16, **settings: Any
@@ -47,8 +47,8 @@ class FusedEvaluator(Evaluator):
 def open_evaluator(
     net: Supernet, batches: Iterable[Batch], *more: Any, engine: str = "auto", bf16: bool = False, **settings: Any
 ) -> tuple[Evaluator, str]:
-    """A scorer of configurations by the fused kernels where they can score them, else one that shares prefixes, and the
-    choice in words; both take what :class:`~bcnet.supernet.scoring.Evaluator` does."""
+    """A scorer of configurations, by the fused kernels if they can score them and else by shared prefixes, and the
+    choice in words. The arguments are those of :class:`~bcnet.supernet.scoring.Evaluator`."""
     kept = list(batches)
     reason = "as asked for" if engine == "plain" else why_not_fused(net, bf16)
     if not reason:

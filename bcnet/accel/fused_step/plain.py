@@ -27,7 +27,7 @@ from bcnet.training.retraining import Loss
 
 class PlainStep:
     """``step(x, y)`` sets the gradients of ``network`` to those of ``loss(output, y, taught)`` and gives the loss,
-    (1,); ``taught`` is what ``teacher`` says of x, None without one.
+    (1,); ``taught`` is the output of ``teacher`` for x, None without one.
 
     ``kernels`` and ``dtype`` are those of :class:`FusedEngine`. :class:`Unsupported` says why a network cannot run.
     """

@@ -1,12 +1,13 @@
 """The captured graph as a short list of layers that the fused engine knows how to run backwards.
 
-Batch norm takes the addition and the activation that follow it along, so a residual block is convolutions
-and norms only. Whatever else a graph holds runs as it is, under autograd (:class:`Eager`). Only where the network has
-several inputs or outputs is there no program: :class:`Unsupported` says why, and the plain engine runs it.
+Batch norm includes the addition and the activation that follow it, so a residual block consists of convolutions and
+norms only. All other operators run as they are, under autograd (:class:`Eager`). Only a network with several inputs or
+outputs has no program: :class:`Unsupported` says why, and the plain engine runs it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,7 +31,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution without bias: dense (``pointwise`` where it is a matrix product) or depthwise."""
+    """A convolution without bias: dense (``product`` where it is a matrix product, 1x1 without stride) or depthwise."""
 
     x: int
     out: int
@@ -43,14 +44,14 @@ class Conv:
     outputs: int
 
     @cached_property
-    def pointwise(self) -> bool:
+    def product(self) -> bool:
         plain = self.kernel == self.stride == self.dilation == (1, 1) and self.padding == (0, 0)
         return plain and not self.depthwise
 
     @property
     def normalises(self) -> bool:
-        """Whether its kernel can take the norm before it along."""
-        return self.depthwise or (self.pointwise and self.outputs <= NARROW)
+        """Whether its kernel can apply the norm before it."""
+        return self.depthwise or (self.product and self.outputs <= NARROW)
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,11 @@ class Linear:
 
 @dataclass(frozen=True)
 class Eager:
-    """One operator of the graph as it is, with the values it takes by their nodes; ``why`` it has no kernel."""
+    """One operator of the graph as it is, with the values it takes by their nodes."""
 
     inputs: tuple[tuple[fx.Node, int], ...]
     out: int
     node: fx.Node
-    why: str
 
 
 Layer = Conv | Norm | Pool | Linear | Eager
@@ -132,7 +132,7 @@ class Program:
 
     @cached_property
     def folded(self) -> dict[int, Norm]:
-        """Norms that only one convolution needs, by their values, which applies them as it reads."""
+        """Norms that a single convolution reads and applies while reading, by their values."""
         readers: dict[int, list[Layer]] = {}
         for layer in self.layers:
             for value in reads(layer):
@@ -153,13 +153,13 @@ class Program:
 
     @cached_property
     def counted(self) -> frozenset[int]:
-        """Values whose statistics the convolution that makes them takes along."""
+        """Values whose statistics the convolution that makes them computes as well."""
         convolutions = [c for c in self.layers if isinstance(c, Conv) and c.x != self.source]
-        return frozenset(c.out for c in convolutions if c.depthwise or c.pointwise)
+        return frozenset(c.out for c in convolutions if c.depthwise or c.product)
 
     @cached_property
     def summed(self) -> frozenset[str]:
-        """Weights whose gradients are added up by many programs, in float32."""
+        """Weights whose gradients many programs of a kernel add up, in float32."""
         convolutions = [c for c in self.layers if isinstance(c, Conv)]
         return frozenset(c.weight for c in convolutions if c.depthwise or c.x in self.folded)
 
@@ -176,11 +176,13 @@ def compile_program(space: NetworkSpace) -> Program:
 
 
 class _Compiler:
+    """Goes through the graph node by node. What has a kernel becomes a layer, or joins the norm before it; the methods
+    named after layers say whether a node could. All others stay as they are."""
+
     def __init__(self, space: NetworkSpace):
         self.space = space
         self.graph = space.graph
         self.numbers: dict[fx.Node, int] = {}
-        self.folded: dict[fx.Node, Norm] = {}
         self.layers: list[Layer] = []
 
     def compile(self) -> Program:
@@ -195,11 +197,8 @@ class _Compiler:
                     self.number(node)
             elif node.op == "output":
                 outputs = node.args[0]
-            else:
-                try:
-                    self.visit(node)
-                except Unsupported as reason:
-                    self.eager(node, str(reason))
+            elif not self.fuses(node):
+                self.eager(node)
         if len(outputs) != 1 or outputs[0] not in self.numbers or len(outputs[0].meta["val"].shape) != 2:
             raise Unsupported("its only output must be logits")
         return Program(tuple(self.layers), 0, self.numbers[outputs[0]])
@@ -211,160 +210,140 @@ class _Compiler:
     def number(self, node: fx.Node) -> int:
         return self.numbers.setdefault(node, len(self.numbers))
 
-    def eager(self, node: fx.Node, why: str) -> None:
+    def eager(self, node: fx.Node) -> None:
         """The node as it is."""
         if isinstance(node.meta.get("val"), (list, tuple)):
             raise Unsupported(f"{node.name} gives several results")
         inputs = tuple((n, self.numbers[n]) for n in node.all_input_nodes if n in self.numbers)
-        self.layers.append(Eager(inputs, self.number(node), node, why))
+        self.layers.append(Eager(inputs, self.number(node), node))
 
-    def visit(self, node: fx.Node) -> None:
+    def fuses(self, node: fx.Node) -> bool:
+        """Whether the node became a layer, or part of one."""
         target: Any = node.target
-        if not isinstance(target, torch._ops.OpOverload):
-            raise Unsupported(f"it calls {target}")
-        entry = find(target)
-        kind = entry.fuses if entry is not None else None
-        args = bind(target, node.args, node.kwargs)
+        entry = find(target) if isinstance(target, torch._ops.OpOverload) else None
+        if entry is None or entry.fuses is None:
+            return False
+        kind, args = entry.fuses, bind(target, node.args, node.kwargs)
+        if kind == "hardtanh" and (args["min_val"], args["max_val"]) == (0, 6):
+            kind = "relu6"
         if kind in ACTIVATIONS:
-            self.activation(node, args["self"], ACTIVATIONS[kind])
-        elif kind == "hardtanh":
-            if (args["min_val"], args["max_val"]) != (0, 6):
-                raise Unsupported("it has a hardtanh other than ReLU6")
-            self.activation(node, args["self"], ACTIVATIONS["relu6"])
-        elif kind in _VISITORS:
-            _VISITORS[kind](self, node, args)
-        elif kind == "dropout" and args["p"] == 0.0 and len(args["input"].users) == 1:
-            self.numbers[node] = self.value(args["input"])
-        else:
-            raise Unsupported(f"it has a layer {target._schema.name.removeprefix('aten::')!r}")
+            return self.activation(node, args["self"], ACTIVATIONS[kind])
+        return kind in _VISITORS and bool(_VISITORS[kind](self, node, args))
 
-    def value(self, node: Any) -> int:
-        if node not in self.numbers:
-            raise Unsupported(f"it uses {node} in a way that only batch norm's output could be used")
-        return self.numbers[node]
+    def is_parameter(self, node: Any) -> bool:
+        """Whether a kernel can read it: a parameter that is used once, whose channels lie in one piece (not those of a
+        concatenation), and whose kernel size does not vary."""
+        if not isinstance(node, fx.Node) or node.name not in self.graph.state_of or len(node.users) > 1:
+            return False
+        axes: tuple[Axis, ...] = self.space.coupling.axes.get(self.name(node), ())
+        return all(len(axis.segments) == 1 for axis in axes) and not any(axis.variables for axis in axes[2:])
 
-    def parameter(self, node: Any) -> str:
-        if not isinstance(node, fx.Node) or node.name not in self.graph.state_of:
-            raise Unsupported("a layer's weight is computed, not a parameter")
-        if len(node.users) > 1:
-            raise Unsupported("a parameter is used more than once")
-        self.check_axes(self.graph.state_of[node.name])
+    def name(self, node: fx.Node) -> str:
         return self.graph.state_of[node.name]
 
-    def check_axes(self, name: str) -> None:
-        axes: tuple[Axis, ...] = self.space.coupling.axes.get(name, ())
-        if any(len(axis.segments) > 1 for axis in axes):
-            raise Unsupported(f"the channels of {name} do not lie in one piece (a concatenation)")
-        if any(axis.variables for axis in axes[2:]):
-            raise Unsupported(f"a kernel size of {name} varies")
+    def ends_in_norm(self, node: Any) -> bool:
+        """Whether a node is what the last layer, a norm, gives, and nobody else needs it."""
+        norm = self.last
+        is_last = isinstance(norm, Norm) and not norm.act and self.numbers.get(node) == norm.out
+        return is_last and len(node.users) == 1
 
-    def activation(self, node: fx.Node, x: fx.Node, act: int) -> None:
-        """An activation belongs to the norm before it, where nobody else needs that norm's output."""
-        norm = self.layers[-1] if self.layers else None
-        if not isinstance(norm, Norm) or self.numbers.get(x) != norm.out or norm.act or len(x.users) > 1:
-            raise Unsupported("it has an activation that does not follow a batch norm")
+    def join(self, node: fx.Node, **change: int) -> bool:
+        """Make a node part of the last norm."""
+        norm = self.last
+        assert isinstance(norm, Norm)
         self.numbers[node] = norm.out
-        self.layers[-1] = replace(norm, act=act)
+        self.layers[-1] = replace(norm, **change)  # type: ignore[arg-type]
+        return True
 
-    def add(self, node: fx.Node, args: dict[str, Any]) -> None:
+    def activation(self, node: fx.Node, x: fx.Node, act: int) -> bool:
+        return self.ends_in_norm(x) and self.join(node, act=act)
+
+    def add(self, node: fx.Node, args: dict[str, Any]) -> bool:
         """An addition belongs to the last norm, if one of its sides is that norm's output."""
         a, b = args["self"], args["other"]
-        norm = self.layers[-1] if self.layers else None
-        if args["alpha"] != 1 or not isinstance(norm, Norm) or norm.act or norm.residual is not None:
-            raise Unsupported("it has an addition that does not follow a batch norm")
-        main = a if self.numbers.get(a) == norm.out else b
-        other = b if main is a else a
-        if self.numbers.get(main) != norm.out or len(main.users) > 1 or main is other:
-            raise Unsupported("it has an addition that does not follow a batch norm")
-        residual = self.value(other)
-        if residual == 0:
-            raise Unsupported("it adds the input itself")
-        self.numbers[node] = norm.out
-        self.layers[-1] = replace(norm, residual=residual)
+        main, other = (a, b) if self.ends_in_norm(a) else (b, a)
+        if args["alpha"] != 1 or main is other or not self.ends_in_norm(main):
+            return False
+        taken = isinstance(self.last, Norm) and self.last.residual is not None
+        residual = self.numbers.get(other, 0)  # 0 is the network's input
+        return residual != 0 and not taken and self.join(node, residual=residual)
 
-    def conv(self, node: fx.Node, args: dict[str, Any]) -> None:
-        if args["bias"] is not None:
-            raise Unsupported("it has a convolution with a bias")
-        if isinstance(args["padding"], str):
-            raise Unsupported("it has a convolution whose padding is a word")
-        weight = self.parameter(args["weight"])
+    def conv(self, node: fx.Node, args: dict[str, Any]) -> bool:
+        if args["bias"] is not None or isinstance(args["padding"], str) or not self.is_parameter(args["weight"]):
+            return False
         outputs, per_group, *kernel = args["weight"].meta["val"].shape
-        groups = args["groups"]
-        if groups != 1 and not (per_group == 1 and groups == outputs):
-            raise Unsupported("it has a grouped convolution")
-        stride, padding, dilation = ((a * 2)[:2] if len(a) == 1 else a for a in _lists(args))
-        if groups != 1 and (tuple(dilation) != (1, 1) or len({*kernel, *()}) != 1 or stride[0] != stride[1]):
-            raise Unsupported("it has a depthwise convolution that is dilated or not square")
-        x = self.value(args["input"])
-        if x == 0 and groups != 1:
-            raise Unsupported("its first layer is depthwise")
-        self.layers.append(
-            Conv(
-                x,
-                self.number(node),
-                weight,
-                (kernel[0], kernel[1]),
-                (stride[0], stride[1]),
-                (padding[0], padding[1]),
-                (dilation[0], dilation[1]),
-                groups != 1,
-                outputs,
-            )
-        )
+        groups, x = args["groups"], self.numbers.get(args["input"])
+        form = (tuple(args[name]) for name in ("stride", "padding", "dilation"))
+        stride, padding, dilation = ((a * 2)[:2] if len(a) == 1 else a for a in form)
+        square = len(set(kernel)) == 1 and stride[0] == stride[1] and dilation == (1, 1)
+        depthwise = groups != 1 and per_group == 1 and groups == outputs and square and x != 0
+        if x is None or (groups != 1 and not depthwise):
+            return False
+        weight, size = self.name(args["weight"]), (kernel[0], kernel[1])
+        layer = Conv(x, self.number(node), weight, size, stride, padding, dilation, depthwise, outputs)
+        self.layers.append(layer)
+        return True
 
-    def norm(self, node: fx.Node, args: dict[str, Any]) -> None:
-        if args["weight"] is None or args["bias"] is None:
-            raise Unsupported("it has a batch norm without weight and bias")
-        before = self.layers[-1] if self.layers else None
-        x = self.value(args["input"])
-        rank = len(args["input"].meta["val"].shape)
-        if not isinstance(before, (Conv, Eager)) or before.out != x or len(args["input"].users) > 1 or rank != 4:
-            raise Unsupported("it has a batch norm that does not follow a convolution")
-        weight, bias = self.parameter(args["weight"]), self.parameter(args["bias"])
+    def norm(self, node: fx.Node, args: dict[str, Any]) -> bool:
+        """Batch norm of what a convolution, or an operator without kernel, has just made and nobody else needs."""
+        source, weight, bias = args["input"], args["weight"], args["bias"]
+        follows = isinstance(self.last, (Conv, Eager)) and self.numbers.get(source) == self.last.out
+        if not follows or len(source.users) > 1 or len(source.meta["val"].shape) != 4:
+            return False
+        if not self.is_parameter(weight) or not self.is_parameter(bias):
+            return False
         nodes = args["running_mean"], args["running_var"]
-        mean, variance = (None if n is None else self.graph.state_of[n.name] for n in nodes)
-        running = None if mean is None or variance is None else (mean, variance)
-        self.layers.append(
-            Norm(x, self.number(node), weight, bias, float(args["eps"]), float(args["momentum"]), running)
-        )
+        running = None if None in nodes else (self.name(nodes[0]), self.name(nodes[1]))
+        x, eps, momentum = self.numbers[source], float(args["eps"]), float(args["momentum"])
+        self.layers.append(Norm(x, self.number(node), self.name(weight), self.name(bias), eps, momentum, running))
+        return True
 
-    def pool(self, node: fx.Node, args: dict[str, Any]) -> None:
+    def pool(self, node: fx.Node, args: dict[str, Any]) -> bool:
         size = args.get("output_size", [1, 1])
         dims = {d % 4 for d in args.get("dim", [2, 3])}
-        if list(size) not in ([1, 1], [1]) or dims != {2, 3}:
-            raise Unsupported("it has a pooling that is not global")
         before = args["input" if "input" in args else "self"]
-        if self.value(before) == 0 or len(before.meta["val"].shape) != 4:
-            raise Unsupported("it pools the input itself")
-        self.layers.append(Pool(self.value(before), self.number(node)))
+        x = self.numbers.get(before, 0)
+        if list(size) not in ([1, 1], [1]) or dims != {2, 3} or not x or len(before.meta["val"].shape) != 4:
+            return False
+        self.layers.append(Pool(x, self.number(node)))
+        return True
 
-    def flat(self, node: fx.Node, args: dict[str, Any]) -> None:
+    def flat(self, node: fx.Node, args: dict[str, Any]) -> bool:
         """Reshaping is nothing once a value is (n, c)."""
-        number = self.value(args["self"])
-        if not isinstance(self.last, Pool) or self.last.out != number or len(node.meta["val"].shape) != 2:
-            raise Unsupported("it reshapes before global pooling")
-        self.numbers[node] = number
+        x = self.numbers.get(args["self"])
+        if not isinstance(self.last, Pool) or self.last.out != x or len(node.meta["val"].shape) != 2:
+            return False
+        self.numbers[node] = x
+        return True
 
-    def linear(self, node: fx.Node, args: dict[str, Any]) -> None:
-        x = self.value(args["input"])
-        if not isinstance(self.last, Pool) or self.last.out != x:
-            raise Unsupported("it has a linear layer that does not follow global pooling")
-        if any(user.op != "output" for user in node.users):
-            raise Unsupported("it has a linear layer that is not the last")
-        bias = None if args["bias"] is None else self.parameter(args["bias"])
-        self.layers.append(Linear(x, self.number(node), self.parameter(args["weight"]), bias))
+    def dropout(self, node: fx.Node, args: dict[str, Any]) -> bool:
+        """Dropout of nothing is nothing."""
+        x = args["input"]
+        if args["p"] != 0.0 or len(x.users) > 1 or x not in self.numbers:
+            return False
+        self.numbers[node] = self.numbers[x]
+        return True
+
+    def linear(self, node: fx.Node, args: dict[str, Any]) -> bool:
+        """The last layer, after global pooling."""
+        weight, bias = args["weight"], args["bias"]
+        follows = isinstance(self.last, Pool) and self.numbers.get(args["input"]) == self.last.out
+        if not follows or any(user.op != "output" for user in node.users):
+            return False
+        if not self.is_parameter(weight) or not (bias is None or self.is_parameter(bias)):
+            return False
+        x, name = self.numbers[args["input"]], None if bias is None else self.name(bias)
+        self.layers.append(Linear(x, self.number(node), self.name(weight), name))
+        return True
 
 
-def _lists(args: dict[str, Any]) -> list[list[int]]:
-    return [list(args[name]) for name in ("stride", "padding", "dilation")]
-
-
-_VISITORS: dict[str | None, Any] = {
+_VISITORS: dict[str, Callable[[_Compiler, fx.Node, dict[str, Any]], bool]] = {
     "conv": _Compiler.conv,
     "norm": _Compiler.norm,
     "add": _Compiler.add,
     "pool": _Compiler.pool,
     "flat": _Compiler.flat,
+    "dropout": _Compiler.dropout,
     "linear": _Compiler.linear,
 }
 """By the column ``fuses`` of the table of operators."""

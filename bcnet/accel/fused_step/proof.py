@@ -86,7 +86,7 @@ def _note(device: torch.device) -> Path | None:
 
 
 def why_wrong(device: torch.device, kernels: ModuleType | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
-    """Half a sentence that names a weight whose gradient is wrong on ``device``, or nothing."""
+    """Half a sentence that names a weight whose gradient is wrong on ``device``; empty if none is."""
     with kept_random_state():
         torch.manual_seed(0)
         network = _Example().train()

@@ -81,8 +81,8 @@ class Tape:
                 self.sums[layer.weight] = next(room)
 
     def forward(self, x: Tensor, keep: bool = True) -> Tensor:
-        """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last; with ``keep`` all that
-        the way back needs stays."""
+        """Logits (S, n, classes), before their bias, of images x (n, C, h, w), channels last; with ``keep``,
+        everything the backward pass needs is kept."""
         self.x = x
         for layer, ends in zip(self.program.layers, self.program.ends, strict=True):
             if isinstance(layer, Linear):
@@ -104,7 +104,7 @@ class Tape:
             self._eager(layer)
 
     def answers(self, x: Tensor) -> Tensor:
-        """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a way back."""
+        """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a backward pass."""
         return self.scores(self.forward(x.to(self.slices.dtype, memory_format=torch.channels_last), keep=False))
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -156,9 +156,9 @@ class Tape:
         before = self.norms[layer.x] if layer.x in self.program.folded else None
         after = None if self.recalls else self.norms.get(layer.out)
         weight = self.weights[layer.weight]
-        if layer.pointwise:
+        if layer.product:
             outputs = self.sizes[layer.weight][0]
-            self.values[layer.out] = self.kernels.pointwise_forward(x, weight, outputs, before, after)
+            self.values[layer.out] = self.kernels.conv1x1_forward(x, weight, outputs, before, after)
             self.spaces[layer.out] = space
         elif layer.depthwise:
             window = window_of(layer, space)
@@ -257,23 +257,23 @@ class Tape:
             self.found[layer.weight] = Found(channels_last(dw), 0, dw.numel() // self.sides)
         elif layer.weight in self.program.summed:
             self._summed_back(layer, dy)
-        elif layer.pointwise:
-            self._pointwise_back(layer, dy)
+        elif layer.product:
+            self._conv1x1_back(layer, dy)
         else:
             self._dense_back(layer, dy)
 
     def _summed_back(self, layer: Conv, dy: Rows) -> None:
         x, weight, found = self.values[layer.x], self.weights[layer.weight], self.sums[layer.weight]
         before = self.norms[layer.x] if layer.x in self.program.folded else None
-        if layer.pointwise:
-            dx = self.kernels.pointwise_backward(dy, x, weight, before, found)
+        if layer.product:
+            dx = self.kernels.conv1x1_backward(dy, x, weight, before, found)
         else:
             window = window_of(layer, self.spaces[layer.x])
             dx = self.kernels.depthwise_backward(dy, x, weight, window, before, found)
         self.found[layer.weight] = Found(found, 0, math.prod(self.sizes[layer.weight]))
         self._give(layer.x, dx)
 
-    def _pointwise_back(self, layer: Conv, dy: Rows) -> None:
+    def _conv1x1_back(self, layer: Conv, dy: Rows) -> None:
         outputs, inputs = self.sizes[layer.weight]
         matrix, d, rows = self._matrix(layer.weight), dy.dense(), self.values[layer.x].dense()
         parts = splits(dy.rows, self.sides * tiles(outputs, inputs))
@@ -371,7 +371,7 @@ class Tape:
         return Rows.whole(torch.stack(sums).to(grads[0].base.dtype))
 
     def _give_nothing(self, value: int) -> None:
-        """A gradient of zero where nothing that is learnt from reads a value."""
+        """A zero gradient for a value that the loss does not depend on."""
         if value not in self.grads:
             rows = self.values[value]
             self._give(value, Rows.whole(rows.base.new_zeros((self.sides, rows.rows, rows.channels))))

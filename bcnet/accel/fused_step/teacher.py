@@ -1,4 +1,4 @@
-"""What a teacher says of a batch, as part of the step that learns from it.
+"""The answers of a teacher for a batch, as part of the step that learns from them.
 
 A teacher does not change while it teaches. So its parameters are packed once and its batch norms are known before any
 batch; what is left are the kernels of a way forwards, each of which normalises what it reads.
@@ -36,10 +36,10 @@ _spaces: WeakKeyDictionary[nn.Module, NetworkSpace] = WeakKeyDictionary()
 
 
 class Teacher:
-    """``ask(x)`` is what ``network`` says of x in evaluation; before it is recorded as part of a CUDA graph,
-    ``prepare(x)``.
+    """``ask(x)`` gives the output of ``network`` for x in evaluation mode; call ``prepare(x)`` before that is recorded
+    as part of a CUDA graph.
 
-    Where the fused kernels cannot answer for it, it answers as it is, with a notice.
+    If the fused kernels cannot run it, the network itself is run, with a warning.
     """
 
     def __init__(self, network: nn.Module, example: Tensor, kernels: ModuleType | None, dtype: torch.dtype):
@@ -65,9 +65,10 @@ def _as_it_is(network: nn.Module, x: Tensor) -> Any:
 
 
 class FusedAnswers:
-    """What ``network``, as it is now, says of x (n, C, h, w) in evaluation: (n, classes) in float32.
+    """The output of ``network``, as it is now, for x (n, C, h, w) in evaluation mode: (n, classes) in float32.
 
-    ``kernels`` and ``dtype`` are those of :class:`FusedEngine`. :class:`Unsupported` says why it cannot be.
+    ``kernels`` and ``dtype`` are those of :class:`FusedEngine`. :class:`Unsupported` is raised, with the reason,
+    if that is not possible.
     """
 
     def __init__(self, network: nn.Module, example: Tensor, kernels: ModuleType | None, dtype: torch.dtype):
@@ -86,7 +87,7 @@ class FusedAnswers:
         self._check(twin, example[:CHECKED])
 
     def tape(self, x: Tensor) -> Tape:
-        """That of batches of this shape: a recorded step goes on to read the one of its own."""
+        """The tape for batches of this shape; each shape keeps its own, which a recorded step reads again."""
         if x.shape not in self._tapes:
             net = self._engine.net
             self._tapes[x.shape] = self._engine.tape(x.device, net.plan(net.space.max, "left"), "running")
@@ -108,7 +109,7 @@ class FusedAnswers:
 
 
 def agree(fused: Tensor, half: Tensor, exact: Tensor) -> bool:
-    """Whether answers are as near to exact ones as those of autocast, ``half``, and a little more."""
+    """Whether answers are about as close to the exact ones as those of autocast, ``half``, are."""
     size = exact.norm().clamp_min(1e-6)
     times, more = SLACK
     return bool((fused - exact).norm() / size <= times * (half - exact).norm() / size + more)

@@ -1,1 +1,1 @@
-"""GPU kernels in Triton, with a plain PyTorch reference for each."""
+"""GPU kernels in Triton, and the functions that launch them."""

@@ -23,7 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bcnet.accel.kernels.enum_norm import INTERPRETED, BatchNorm, ScaleShift, affine
+from bcnet.accel.kernels.enum_norm import BatchNorm, ScaleShift, affine
+from bcnet.accel.kernels.launch import INTERPRETED
 
 IMAGES, WIDTH, DEPTH = 256, 128, 64  # of a tile: images, output channels, input channels that are read at once
 STAGES = 3  # tiles of the input that are on their way at a time

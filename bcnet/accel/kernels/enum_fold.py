@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bcnet.accel.kernels.enum_norm import INTERPRETED, BatchNorm
+from bcnet.accel.kernels.enum_norm import BatchNorm
+from bcnet.accel.kernels.launch import INTERPRETED
 
 PROGRAMS = 512  # that add up products side by side
 

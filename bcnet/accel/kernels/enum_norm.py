@@ -9,7 +9,6 @@ interpreter on a CPU (``TRITON_INTERPRET=1``), which is how they are tested; on 
 # ruff: noqa: RUF005 (kernels cannot unpack tuples)
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bcnet.accel.kernels.launch import INTERPRETED
+
 MAX_PARTS = 8
 PROGRAMS = 1024  # that reduce side by side: several for each multiprocessor
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # which multiplies no bfloat16 matrices
 
 
 BatchNorm = tuple[Tensor, Tensor, float]  # weight, bias and eps

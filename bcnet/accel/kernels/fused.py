@@ -1,4 +1,5 @@
-"""The functions of ``reference`` as launches of Triton kernels."""
+"""What the fused step is made of, as launches of Triton kernels; ``tests/helpers/reference_kernels.py`` has the same
+functions in plain torch."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from bcnet.accel.kernels import conv1x1 as cuda_conv1x1
 from bcnet.accel.kernels import depthwise as cuda_depthwise
 from bcnet.accel.kernels import depthwise3 as cuda_depthwise3
 from bcnet.accel.kernels import norm as cuda_norm
-from bcnet.accel.kernels import pointwise as cuda_pointwise
 from bcnet.accel.kernels import tables as cuda_tables
 from bcnet.accel.kernels.launch import Kernel
 from bcnet.accel.kernels.pack import Packed, Places
@@ -37,8 +38,8 @@ class Tuning:
     rows: Tile = (8, 64, 4)
     rows_back: Tile = (16, 32, 4)
     half_back: Tile = (16, 32, 4)
-    pointwise: Tile = (128, 64, 4)
-    pointwise_back: Tile = (64, 32, 4)
+    conv1x1: Tile = (128, 64, 4)
+    conv1x1_back: Tile = (64, 32, 4)
     programs: int = 132 * 8
     tables: tuple[int, int] = (64, 128)
     """Programs that share the copying of one parameter, and of one gradient."""
@@ -53,12 +54,13 @@ _depthwise_rows = Kernel(cuda_depthwise3.depthwise_rows)
 _depthwise_rows_back = Kernel(cuda_depthwise3.depthwise_rows_back)
 _depthwise_half_back = Kernel(cuda_depthwise3.depthwise_half_back)
 _depthwise_weight, _entropy = Kernel(cuda_depthwise.depthwise_weight), Kernel(cuda_tables.entropy)
-_pointwise, _pointwise_back = Kernel(cuda_pointwise.pointwise), Kernel(cuda_pointwise.pointwise_back)
+_conv1x1, _conv1x1_back = Kernel(cuda_conv1x1.conv1x1), Kernel(cuda_conv1x1.conv1x1_back)
 _pack, _unpack = Kernel(cuda_tables.pack), Kernel(cuda_tables.unpack)
 _uploads: dict[torch.device, Uploads] = {}
 
 
 def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) -> None:
+    """Copy slices of parameters into ``packed``, output channels first and input channels last."""
     addresses = np.array([t.data_ptr() for t in tensors], dtype=np.int64)
     rows = [g.pack_table(addresses, offsets) for g, offsets in zip(groups, packed.offsets, strict=True)]
     table = np.concatenate(rows)
@@ -67,6 +69,7 @@ def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) ->
 
 
 def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Sequence[Tensor]) -> None:
+    """Add what was found, by group and parameter, to slices of the gradients."""
     packing = groups[0].packing
     table = np.concatenate([g.unpack_table(one) for g, one in zip(groups, found, strict=True)], 1)
     wholes = np.empty((len(grads), 7), dtype=np.int64)
@@ -87,6 +90,7 @@ def _upload(table: np.ndarray, device: torch.device) -> Tensor:
 
 
 def statistics(y: Rows, norm: Affine) -> None:
+    """Put the sums of y and of its squares into ``norm.sums``."""
     a, rows, block, columns, warps = _tiles(y.channels, tuning.reduce)
     each, chunks = _chunks(y.rows, rows, columns * y.sides)
     _statistics(
@@ -98,6 +102,7 @@ def statistics(y: Rows, norm: Affine) -> None:
 
 
 def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
+    """``act(batch_norm(y) + residual)``."""
     a, rows, block, columns, warps = _tiles(y.channels, tuning.apply)
     z = y.base.new_empty((y.sides, y.rows, y.channels))
     _normalise(
@@ -111,6 +116,10 @@ def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
 
 
 def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | None, keep: bool) -> Rows | None:
+    """Put the gradients of beta and gamma into ``norm.found``.
+
+    Returns the gradient before the activation, which is the residual's, if ``keep``.
+    """
     g, h = grads[0], grads[-1]
     kept = y.base.new_empty((y.sides, y.rows, y.channels)) if keep else None
     a, rows, block, columns, warps = _tiles(y.channels, tuning.reduce)
@@ -127,6 +136,7 @@ def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | Non
 
 
 def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
+    """The gradient of y, once ``norm.found`` is known."""
     g, h, out = grads[0], grads[-1], y.empty()
     a, rows, block, columns, warps = _tiles(y.channels, tuning.apply)
     _norm_gradient(
@@ -141,6 +151,8 @@ def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
 
 
 def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | None, next_norm: Affine | None) -> Rows:
+    """x, normalised and activated by ``norm``, convolved with weight (S·K·C, …); the statistics of the result go to
+    ``next_norm``."""
     if _by_rows(window):
         return _depthwise_forward_by_rows(x, weight, window, norm, next_norm)
     high, wide = window.out
@@ -162,6 +174,8 @@ def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | No
 
 
 def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
+    """The gradient of x or, with ``norm``, of what it activates (then ``norm.found`` is known too); that of the weight
+    goes to the beginning (S, K, C) of ``found``."""
     dx = x.base.new_empty((x.sides, x.rows, x.channels))
     if _by_rows(window) or _halves(window):
         _depthwise_backward_3x3(dy, x, weight, window, norm, found, dx)
@@ -233,7 +247,9 @@ def _depthwise_backward_3x3(
     )  # fmt: skip
 
 
-def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
+def conv1x1_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
+    """x, normalised and activated by ``norm``, times weight (S·O·C, …); the statistics of the result go to
+    ``next_norm``."""
     if norm is None and min(x.channels, outputs) > NARROW:
         matrix = weight.as_strided((x.sides, outputs, x.channels), (outputs * x.channels, x.channels, 1))
         product = Rows.whole(torch.bmm(x.dense(), matrix.transpose(1, 2)))
@@ -241,11 +257,11 @@ def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None
             statistics(product, next_norm)
         return product
     y = x.base.new_empty((x.sides, x.rows, outputs))
-    rows, most, warps = tuning.pointwise
+    rows, most, warps = tuning.conv1x1
     block = min(NARROW if norm else most, max(16, _power(outputs)))
     eps, act = (0.0, 0) if norm is None else (norm.eps, norm.act)
     a, ao = _power_in(x.channels), _power_in(outputs)
-    _pointwise(
+    _conv1x1(
         (-(-x.rows // rows), -(-outputs // block), x.sides),
         (x.base, weight, y, *_affine(norm, weight), weight if next_norm is None else next_norm.sums,
          x.side // a, x.row // a, x.rows, x.channels // a, outputs // ao, eps),
@@ -256,14 +272,16 @@ def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None
     return Rows.whole(y)
 
 
-def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
+def conv1x1_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
+    """The gradient of what ``norm`` activates, with ``norm.found``; that of the weight goes to the beginning (S, O, C)
+    of ``found``."""
     dx = x.base.new_empty((x.sides, x.rows, x.channels))
-    rows, block, warps = tuning.pointwise_back
+    rows, block, warps = tuning.conv1x1_back
     block = min(block, max(16, _power(x.channels)))
     columns = -(-x.channels // block)
     each, chunks = _chunks(x.rows, rows, 2 * columns * x.sides)
     a, ao = _power_in(x.channels), _power_in(dy.channels)
-    _pointwise_back(
+    _conv1x1_back(
         (chunks, columns, x.sides),
         (dy.dense(), x.base, weight, dx, *_affine(norm, weight), norm.found, found,
          x.side // a, x.row // a, x.rows, x.channels // a, dy.channels // ao, norm.eps, each),
@@ -274,6 +292,8 @@ def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: T
 
 
 def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:
+    """The gradient of cross entropy by logits (S, n, classes) + bias; its sum over images goes to the beginning
+    (S, classes) of ``found``, the losses to their places."""
     sides, n, classes = logits.shape
     slope = torch.empty_like(logits)
     block = _power(classes)

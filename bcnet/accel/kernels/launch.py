@@ -23,7 +23,7 @@ from triton.errors import TritonError
 
 from bcnet.errors import first_line
 
-INTERPRETED = triton.knobs.runtime.interpret
+INTERPRETED = triton.knobs.runtime.interpret  # by Triton's interpreter, which multiplies no bfloat16 matrices
 DIRECT = triton.__version__.startswith("3.6.") and not INTERPRETED
 """Whether this Triton's launcher is known; others are called the ordinary way, which is slower."""
 

@@ -1,4 +1,4 @@
-"""Batch norm and what surrounds it, in Triton: what ``reference`` computes, on CUDA.
+"""Batch norm and what surrounds it, in Triton.
 
 Rows lie with channels innermost. Strides and channels are given in units of A, a power of two that divides them all,
 so that the compiler knows how wide it may load. Sums over rows are taken in float32 by many programs and added

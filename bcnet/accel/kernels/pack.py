@@ -103,20 +103,6 @@ class Places:
         table[:, :, 7], table[:, :, 8] = np.array(size)[:, None] == 4, self.inner[:, None]
         return table
 
-    def packed(self, flat: Tensor, number: int) -> Tensor:
-        """Of one parameter as it is packed (O·K·I), the part that is its own, as (O, K, I)."""
-        outer, inner = (int(n) for n in self.own[:, number])
-        shape = int(self.outer[number]), int(self.packing.kernel[number]), int(self.inner[number])
-        return flat.view(shape)[:outer, :, :inner]
-
-    def view(self, tensor: Tensor, number: int, side: int) -> Tensor:
-        """The slice of one parameter (or of its gradient) as (O, K, I)."""
-        of = self.packing
-        stride = tuple(int(s) for s in of.stride[:, number])
-        size = (int(self.own[0, number]), int(of.kernel[number]), int(self.own[1, number]))
-        start = int(self.outers[side, number]) * stride[0] + int(self.inners[side, number]) * stride[2]
-        return tensor.as_strided(size, stride, tensor.storage_offset() + start)
-
 
 class Packed:
     """Room for the packed parameters of some groups of paths: halves (``dtype``) and fulls (float32)."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -115,14 +114,6 @@ class Found(NamedTuple):
     parts: int = 1
     others: tuple[Tensor, ...] = ()
 
-    def of(self, side: int, count: int) -> Tensor:
-        """(parts, count)."""
-        size, stride = (self.parts, count), (count, 1)
-        if side and self.others:
-            return self.others[side - 1].as_strided(size, stride)
-        at = self.tensor.storage_offset() + self.first + side * self.step
-        return self.tensor.as_strided(size, stride, at)
-
 
 class Goal(NamedTuple):
     """What the sides of a group learn: the places of their losses, their shares in the sum, label smoothing, and
@@ -152,13 +143,6 @@ class Window:
         high = (self.h + 2 * self.padding[0] - self.kernel) // self.stride + 1
         wide = (self.w + 2 * self.padding[1] - self.kernel) // self.stride + 1
         return high, wide
-
-    def convolve(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """rows (M, C), weight (K, C) to (M', C)."""
-        x = rows.view(self.n, self.h, self.w, -1).permute(0, 3, 1, 2)
-        kernel = weight.t().reshape(-1, 1, self.kernel, self.kernel)
-        y = F.conv2d(x, kernel, None, self.stride, self.padding, 1, len(kernel))
-        return y.permute(0, 2, 3, 1).reshape(-1, y.shape[1])
 
 
 def distance(tensors: Sequence[Tensor]) -> int:

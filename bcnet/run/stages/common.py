@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bcnet.accel import plain_step
 from bcnet.run.session import Run
+from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import FastStep, Loss, Retraining, Step, evaluate, learnt
 
 CHECKPOINTS = "checkpoints"
@@ -22,23 +23,20 @@ def fast_step(run: Run) -> FastStep | None:
     """How plain networks of a run are trained faster than by autograd; a run on a GPU says how, once."""
     if run.recipe.engine == "plain" or run.device.type != "cuda":
         return None
-    told: set[str] = set()
 
     def make(network: nn.Module, x: Tensor, loss: Loss, teacher: nn.Module | None) -> Step | None:
         step, words = plain_step(network, x, loss, teacher)
-        if words not in told:
-            told.add(words)
-            run.listener.note(f"the engine of plain networks is {words}")
+        run.tell_once(f"the engine of plain networks is {words}")
         return step
 
     return make
 
 
-def plain_training(run: Run) -> Retraining:
-    """How the recipe trains plain networks, without a teacher."""
+def plain_training(run: Run, optimisation: Optimisation) -> Retraining:
+    """How a run trains plain networks, without a teacher."""
     r = run.recipe
     return Retraining(
-        optimisation=r.retrain,
+        optimisation=optimisation,
         seed=r.seed,
         checkpoint_minutes=r.checkpoint_minutes,
         channels_last=r.channels_last,

@@ -15,7 +15,7 @@ from bcnet.training.race import Finalist, Racing
 from bcnet.utils.progress import training_steps
 
 
-class _Kept:
+class _InFolder:
     """The measurements of a race as results of the run: RUN/race/ROUND-NAME.json."""
 
     def __init__(self, run: Run):
@@ -45,7 +45,7 @@ def race(run: Run) -> None:
     winner = racing.run(
         entries,
         run.path(CHECKPOINTS, "race"),
-        _Kept(run),
+        _InFolder(run),
         progress=lambda name, state: told[name](state),
     )
     measured = [dict(row) for entry in entries for row in entry.rounds]

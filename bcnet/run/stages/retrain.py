@@ -93,7 +93,7 @@ def _fine_tune(run: Run, name: str, widths: list[int] | None) -> None:
     if name == "full":
         given = run.read("given")
         kept = {"widths": run.full.tolist(), "history": given["history"], "seconds": given["seconds"]}
-        keep_network(run, name, run.given_network(), kept)
+        keep_network(run, name, run.inherited(run.full), kept)
         return
     if name == "found" and run.done("race"):
         _keep_winner(run)
@@ -163,7 +163,10 @@ def _train(
 
 
 def _retraining(run: Run) -> Retraining:
-    return replace(plain_training(run), distillation=run.recipe.distillation)
+    """How slim networks are trained: as the recipe says, at the rate that was chosen where it names none."""
+    given = run.recipe.retrain
+    known = given if given.lr is not None else replace(given, lr=run.read("rate")["lr"])
+    return replace(plain_training(run, known), distillation=run.recipe.distillation)
 
 
 def _retrain_random(run: Run) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from bcnet.accel import open_cut_scorer, open_evaluator
 from bcnet.errors import BcnetError
 from bcnet.run.session import Run
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Widths
 from bcnet.supernet.scoring import Evaluator
-from bcnet.training.inherit import CutScorer, Floats, Healing
+from bcnet.training.inherit import CutScorer, Healing
 from bcnet.training.loop import out_of_memory
 from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Distillation

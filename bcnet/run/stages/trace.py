@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 
 import torch
+from torch import Tensor
 
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, first_line
 from bcnet.run.memory import check_batch
 from bcnet.run.session import Run, needed_latency
 from bcnet.training.loop import out_of_memory
@@ -23,6 +24,7 @@ def trace_network(run: Run) -> None:
     feasibility = constraints.check()
     for target in run.recipe.targets:
         run.within([target]).check()
+    _tell_loose_budgets(run)
     variables = [
         {"name": v.name, "candidates": v.candidates, "layers": v.layers, "unit": v.unit} for v in space.variables
     ]
@@ -66,7 +68,7 @@ def _check_weights(run: Run) -> None:
         if not bool(tensor.isfinite().all()):
             raise BcnetError(
                 f"the network as given holds numbers that are not finite in {name}: give weights that were trained "
-                "well, or start from scratch"
+                "well, or a network that is not trained yet"
             )
 
 
@@ -79,10 +81,26 @@ def _check_output(run: Run) -> None:
         x, y = next(iter(source.batches(0, 0, run.device)))
         try:
             output = run.source.model.eval()(x[:2])
-        except RuntimeError as error:
-            if out_of_memory(error):
+        except Exception as error:  # the network's own code may raise anything
+            if isinstance(error, RuntimeError) and out_of_memory(error):
                 raise
-            reason = str(error).splitlines()[0][:160]
+            reason = first_line(error)
             raise BcnetError(f"the network does not run on inputs of shape {tuple(x.shape[1:])}: {reason}") from error
         run.task.check(output, y[:2])
         check_batch(run.source.model, x, training=source is run.data.train)
+    _tell_size(run, x)
+
+
+def _tell_size(run: Run, x: Tensor) -> None:
+    """Costs are those of the example, whatever the size of the images."""
+    costed, learnt = ("x".join(map(str, shape[2:])) for shape in (run.source.example.shape, x.shape))
+    if costed != learnt:
+        run.listener.note(
+            f"the example is {costed}, but training inputs {learnt}: FLOPs, memory and latency are those of the example"
+        )
+
+
+def _tell_loose_budgets(run: Run) -> None:
+    for budgets in [[target] for target in run.recipe.targets] or [list(run.recipe.budgets)]:
+        if run.recipe.widen == 1 and run.within(budgets).feasible(run.full[None])[0]:
+            run.listener.note(f"the network as given is within {', '.join(budgets)} already, so nothing has to go")

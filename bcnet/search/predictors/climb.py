@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bcnet.search.constraints import Constraints
 from bcnet.search.predictors.surrogate import Surrogate
-from bcnet.space.widths import Floats
+from bcnet.space.widths import Floats, Indices
 
 ROUNDS = 10
 MOVES = 50
@@ -23,11 +23,9 @@ STEPS = 3
 AT_ONCE = 256  # moves whose costs are counted
 MANY = 10_000  # moves to choose from
 
-Indices = NDArray[np.int64]
-
 
 def climb(
-    surrogate: Surrogate, constraints: Constraints, starts: Indices, caps: NDArray[np.float64], rng: np.random.Generator
+    surrogate: Surrogate, constraints: Constraints, starts: Indices, caps: Floats, rng: np.random.Generator
 ) -> Indices:
     """Promising configurations met when every start (n, L) climbs: candidate indices (m, L), all feasible.
 
@@ -54,7 +52,7 @@ def climb(
     return np.vstack(met)
 
 
-def _guesses(surrogate: Surrogate, index: Indices, allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _guesses(surrogate: Surrogate, index: Indices, allowed: NDArray[np.bool_]) -> Floats:
     """The guessed scores (n,) of candidate indices (n, L), minus infinity where they are not allowed."""
     guesses = np.full(len(index), -np.inf)
     guesses[allowed] = surrogate.predict(index[allowed])

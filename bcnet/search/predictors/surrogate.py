@@ -11,16 +11,13 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cholesky, solve_triangular
 
-from bcnet.space.widths import Floats
+from bcnet.space.widths import Floats, Indices
 
 MOST_FEATURES = 400
 DEGREE = 3
 PENALTIES = (0.1, 1.0, 10.0, 100.0)
-
-Indices = NDArray[np.int64]
 
 
 class Surrogate:
@@ -56,8 +53,8 @@ class Surrogate:
         self._count += len(y)
 
     def fit(self, rng: np.random.Generator, explore: float = 1.0) -> None:
-        """Draw the weights from what the data leaves possible (Thompson sampling): widths that may be good get
-        their chance. ``explore`` scales that doubt; 0 takes the likeliest weights.
+        """Draw the weights from their posterior (Thompson sampling), so that widths that may be good get their
+        chance. ``explore`` scales its spread; 0 takes the likeliest weights.
 
         The penalty is chosen anew by cross-validation whenever the data has doubled.
         """

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bcnet.space.widths import Floats
+
 MOST_ENTRIES = 200_000
 
-Pairs = Mapping[tuple[int, int], NDArray[np.float64]]
+Pairs = Mapping[tuple[int, int], Floats]
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class _Factor:
     """A table over the variables ``scope`` (ascending), one axis for each."""
 
     scope: tuple[int, ...]
-    table: NDArray[np.float64]
+    table: Floats
 
 
 class Elimination:
@@ -33,7 +35,7 @@ class Elimination:
         self._counts = [int(count) for count in counts]
         self._order = _min_degree_order(len(counts), edges)
 
-    def minimise(self, unary: list[NDArray[np.float64]], pairs: Pairs) -> tuple[NDArray[np.int64], float]:
+    def minimise(self, unary: list[Floats], pairs: Pairs) -> tuple[NDArray[np.int64], float]:
         """An assignment (L,) of candidate indices, and a lower bound on the minimum, of
         ``sum_i unary[i][x_i] + sum_ij pairs[i, j][x_i, x_j]``; both are exact unless a table had to be split."""
         factors = [_Factor((i,), table) for i, table in enumerate(unary)]

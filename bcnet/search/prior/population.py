@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from bcnet.errors import BcnetError
 from bcnet.search.constraints import Constraints
 from bcnet.search.prior.problem import PriorProblem
 from bcnet.search.prior.smooth import smooth
 from bcnet.space.cost import QuadraticCost
-from bcnet.space.widths import Widths, WidthSpace
+from bcnet.space.widths import Floats, Widths, WidthSpace
 
 DRAWS_PER_WIDTHS = 50
 
@@ -28,7 +28,7 @@ class PotentialErrors:
     """The potential error of every candidate: one array (K_l,) per variable; ``estimated`` counts those of
     candidates that no recorded configuration used."""
 
-    values: tuple[NDArray[np.float64], ...]
+    values: tuple[Floats, ...]
     estimated: int
 
 
@@ -118,9 +118,7 @@ def prior_population(
     return widths, report
 
 
-def _sample(
-    constraints: Constraints, distributions: NDArray[np.float64], n: int, rng: np.random.Generator
-) -> tuple[Widths, int]:
+def _sample(constraints: Constraints, distributions: Floats, n: int, rng: np.random.Generator) -> tuple[Widths, int]:
     """``n`` different feasible widths, and how many of them were drawn as they are.
 
     Where a bounded number of draws gives too few, draws that broke a budget are shrunk until they hold

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bcnet.search.config import SearchConfig
 from bcnet.search.constraints import Constraints
 from bcnet.search.strategies.base import Strategy
-from bcnet.space.widths import WidthSpace
+from bcnet.space.widths import Floats, WidthSpace
 
 START, NOISE, DECAY, RATE = 0.7, 0.3, 0.97, 0.5
 """The first ratio, the noise about it and how it shrinks by generation, and the step of the policy gradient."""
@@ -43,7 +43,7 @@ def agent(constraints: Constraints, config: SearchConfig) -> Strategy:
         weights = weights + RATE * np.einsum("nl,nlf->f", push, seen) / push.size
 
 
-def _features(constraints: Constraints) -> NDArray[np.float64]:
+def _features(constraints: Constraints) -> Floats:
     """Of every variable: place, width and share of the first cost, each about 0 to 1 and centred, (L, 3)."""
     space, cost = constraints.space, constraints.costs[constraints.budgets[0].name]
     whole = float(cost(space.max)[0])
@@ -56,13 +56,13 @@ def _features(constraints: Constraints) -> NDArray[np.float64]:
 
 
 def _episodes(
-    layers: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    own: NDArray[np.float64],
+    layers: Floats,
+    weights: Floats,
+    own: Floats,
     noise: float,
     n: int,
     rng: np.random.Generator,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Floats, Floats]:
     """What the agent saw (n, L, features) and the ratios it drew (n, L), one layer after the other."""
     count, features = layers.shape
     seen = np.zeros((n, count, features + 1))
@@ -75,7 +75,7 @@ def _episodes(
     return seen, actions
 
 
-def _nearest(space: WidthSpace, ratios: NDArray[np.float64]) -> NDArray[np.int64]:
+def _nearest(space: WidthSpace, ratios: Floats) -> NDArray[np.int64]:
     """The candidates nearest to ratios (n, L) of the full widths, as indices (n, L)."""
     wanted = ratios * space.max
     columns = [np.abs(np.array(v.candidates) - wanted[:, [i]]).argmin(axis=1) for i, v in enumerate(space.variables)]

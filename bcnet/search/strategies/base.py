@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-import numpy as np
-from numpy.typing import NDArray
+from bcnet.space.widths import Floats, Widths
 
-from bcnet.space.widths import Widths
-
-Strategy = Generator[Widths, NDArray[np.float64], None]
+Strategy = Generator[Widths, Floats, None]

@@ -29,10 +29,9 @@ from bcnet.search.constraints import FULL, Constraints
 from bcnet.search.predictors.climb import climb
 from bcnet.search.predictors.surrogate import Surrogate
 from bcnet.search.strategies.base import Strategy
-from bcnet.space.widths import Widths
+from bcnet.space.widths import Floats, Indices, Widths
 
 MATING_ROUNDS = 3
-Indices = NDArray[np.int64]
 
 
 class ToCandidates(Repair):
@@ -42,7 +41,7 @@ class ToCandidates(Repair):
         super().__init__()
         self._constraints, self._rng = constraints, rng
 
-    def _do(self, problem: Problem, X: NDArray[np.float64], **_: Any) -> Indices:
+    def _do(self, problem: Problem, X: Floats, **_: Any) -> Indices:
         index = np.around(X).astype(np.int64)
         return index if self._rng is None else self._constraints.shrink(index, self._rng)
 
@@ -54,7 +53,7 @@ class Grown(ToCandidates):
         super().__init__(constraints, rng)
         self._lean = lean
 
-    def _do(self, problem: Problem, X: NDArray[np.float64], **_: Any) -> Indices:
+    def _do(self, problem: Problem, X: Floats, **_: Any) -> Indices:
         index = super()._do(problem, X)
         if self._rng is not None:
             grown = self._rng.random(len(index)) >= self._lean
@@ -100,9 +99,9 @@ class ScreenedMating(Mating):
         counts = np.array([len(v.candidates) for v in constraints.space.variables])
         self._surrogate = Surrogate(counts)
         self._best: Indices = np.empty((0, len(counts)), dtype=np.int64)
-        self._best_scores: NDArray[np.float64] = np.empty(0)
+        self._best_scores: Floats = np.empty(0)
 
-    def learn(self, index: Indices, scores: NDArray[np.float64]) -> None:
+    def learn(self, index: Indices, scores: Floats) -> None:
         """Take the scores (n,) of candidate indices (n, L) to heart; NaN says nothing."""
         known = np.isfinite(scores)
         self._surrogate.add(index[known], scores[known])
@@ -206,9 +205,7 @@ def _grown(constraints: Constraints, index: Indices, rng: np.random.Generator) -
     return constraints.space.encode(constraints.fill(constraints.space.decode(index), rng, enough=FULL))
 
 
-def _objectives(
-    constraints: Constraints, widths: Widths, scores: NDArray[np.float64]
-) -> dict[str, NDArray[np.float64]]:
+def _objectives(constraints: Constraints, widths: Widths, scores: Floats) -> dict[str, Floats]:
     """F (n, 2) and G (n, B); failed widths count as infeasible and as bad as the worst."""
     failed = ~np.isfinite(scores)
     error = np.where(failed, -np.min(scores[~failed], initial=0.0), -scores)
@@ -216,7 +213,7 @@ def _objectives(
     return {"F": np.column_stack([error, _first_cost(constraints, widths)]), "G": excess}
 
 
-def _first_cost(constraints: Constraints, widths: Widths) -> NDArray[np.float64]:
+def _first_cost(constraints: Constraints, widths: Widths) -> Floats:
     first = constraints.budgets[0]
     return constraints.costs[first.name](widths) / first.limit
 

@@ -12,17 +12,15 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bcnet.search.config import SearchConfig
 from bcnet.search.constraints import Constraints
 from bcnet.search.criteria import allot
 from bcnet.search.strategies.base import Strategy
+from bcnet.space.widths import Floats
 
 CHANGED, DRAWN = 0.1, 0.25
 """The share of layers that a change reaches, and the share of the pool from which a parent is taken."""
-
-Floats = NDArray[np.float64]
 
 
 def legr(constraints: Constraints, config: SearchConfig, importance: Sequence[Floats]) -> Strategy:

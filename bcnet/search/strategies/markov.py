@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from bcnet.search.config import SearchConfig
 from bcnet.search.constraints import Constraints
 from bcnet.search.strategies.base import Strategy
+from bcnet.space.widths import Floats
 
 BEST, PACE, LEAST = 0.25, 0.3, 0.02
 """The share of a generation that chains move towards, how far, and the least probability of either way."""
@@ -41,7 +42,7 @@ def markov(constraints: Constraints, config: SearchConfig) -> Strategy:
         keep = ((1 - PACE) * keep + PACE * shares).clip(LEAST, 1 - LEAST)
 
 
-def _drawn(keep: NDArray[np.float64], counts: NDArray[np.int64], n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _drawn(keep: Floats, counts: NDArray[np.int64], n: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Candidate indices (n, L): how many groups each chain keeps beyond the first."""
     kept = rng.random((n, *keep.shape)) < keep
     index = np.cumprod(kept, axis=2).sum(axis=2)

@@ -10,14 +10,11 @@ the best is less so, and generations lie around it too.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bcnet.search.config import SearchConfig
 from bcnet.search.constraints import Constraints
 from bcnet.search.strategies.base import Strategy
-from bcnet.space.widths import Widths
-
-Floats = NDArray[np.float64]
+from bcnet.space.widths import Floats, Widths
 
 PARENTS, APART = 4, 0.25
 """The best configurations that a generation lies around, and how far: a deviation of the logarithms of widths."""

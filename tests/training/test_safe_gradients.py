@@ -18,7 +18,7 @@ from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.inherit import CutScorer, Healing
 from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Retraining, retrain
-from bcnet.utils.pointwise import safe_gradients
+from bcnet.utils.safe_gradients import safe_gradients
 
 ONCE = Optimisation(epochs=1)
 

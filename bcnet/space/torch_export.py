@@ -36,7 +36,7 @@ _SHORTCUTS: list[tuple[Any, str, Any]] = [
 """Private settings of torch, which some versions lack: 2.11 does not have the first."""
 
 
-def export(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
+def exported(network: nn.Module, given: Arguments, dynamic: bool) -> torch.export.ExportedProgram:
     """The program of ``network`` on ``given``, for any batch size where that is ``dynamic``; in its module's ``meta``
     are the ``calls`` of functions with gradients of their own, and whether gradients are ``hooked``."""
     args, kwargs = given

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bcnet.accel.kernels.enum_norm import INTERPRETED
+from bcnet.accel.kernels.launch import INTERPRETED
 from bcnet.accel.kernels.norm import SIZES, activate, descend, moments
 
 WIDEN = tl.constexpr(INTERPRETED)
@@ -29,7 +29,7 @@ def _add(out, c, inside, C, s, q):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def pointwise(
+def conv1x1(
     x, weight, y, gamma, beta, sums, next_sums, x_side: tl.int64, x_row, M, C, N, eps,
     PRE: tl.constexpr, ACT: tl.constexpr, STATS: tl.constexpr,
     A: tl.constexpr, AO: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -63,7 +63,7 @@ def pointwise(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def pointwise_back(
+def conv1x1_back(
     dy, x, weight, dx, gamma, beta, sums, found, found_weight, x_side: tl.int64, x_row, M, C, N, eps, rows_each,
     ACT: tl.constexpr,
     A: tl.constexpr, AO: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,

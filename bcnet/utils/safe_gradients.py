@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 def safe_gradients(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which the gradients of whatever runs forwards on ``device`` can be trusted."""
-    return _Pointwise() if device.type == "cpu" else nullcontext()
+    return _WithoutStride() if device.type == "cpu" else nullcontext()
 
 
-class _Pointwise(TorchFunctionMode):
+class _WithoutStride(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

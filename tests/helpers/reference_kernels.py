@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain torch: any device, any dtype, no speed."""
+"""What the functions of ``bcnet.accel.kernels.fused`` compute, in plain torch: any device, any dtype, no speed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,49 @@ from bcnet.accel.kernels.values import Affine, Found, Goal, Rows, Window
 
 
 def pack(groups: Sequence[Places], tensors: Sequence[Tensor], packed: Packed) -> None:
-    """Copy slices of parameters into ``packed``, output channels first and input channels last."""
     for places, offsets in zip(groups, packed.offsets, strict=True):
         for i, tensor in enumerate(tensors):
             flat = packed.full if places.packing.full[i] else packed.half
             at, count = int(offsets[i]), int(places.count[i])
             for side in range(places.sides):
                 part = flat[at + side * count : at + (side + 1) * count].zero_()
-                places.packed(part, i).copy_(places.view(tensor, i, side))
+                _own(places, part, i).copy_(_slice(places, tensor, i, side))
 
 
 def unpack(groups: Sequence[Places], found: Sequence[Sequence[Found]], grads: Sequence[Tensor]) -> None:
-    """Add what was found, by group and parameter, to slices of the gradients."""
     for places, one in zip(groups, found, strict=True):
         for i, f in enumerate(one):
             for side in range(places.sides):
-                given = f.of(side, int(places.count[i])).float().sum(0)
-                places.view(grads[i], i, side).add_(places.packed(given, i))
+                given = _sums_of(f, side, int(places.count[i])).float().sum(0)
+                _slice(places, grads[i], i, side).add_(_own(places, given, i))
+
+
+def _own(places: Places, flat: Tensor, number: int) -> Tensor:
+    """Of one parameter as it is packed (O·K·I), the part that is its own, as (O, K, I)."""
+    outer, inner = (int(n) for n in places.own[:, number])
+    shape = int(places.outer[number]), int(places.packing.kernel[number]), int(places.inner[number])
+    return flat.view(shape)[:outer, :, :inner]
+
+
+def _slice(places: Places, tensor: Tensor, number: int, side: int) -> Tensor:
+    """The slice of one parameter (or of its gradient) as (O, K, I)."""
+    of = places.packing
+    stride = tuple(int(s) for s in of.stride[:, number])
+    size = (int(places.own[0, number]), int(of.kernel[number]), int(places.own[1, number]))
+    start = int(places.outers[side, number]) * stride[0] + int(places.inners[side, number]) * stride[2]
+    return tensor.as_strided(size, stride, tensor.storage_offset() + start)
+
+
+def _sums_of(found: Found, side: int, count: int) -> Tensor:
+    """The partial sums (parts, count) of a side's gradient."""
+    size, stride = (found.parts, count), (count, 1)
+    if side and found.others:
+        return found.others[side - 1].as_strided(size, stride)
+    at = found.tensor.storage_offset() + found.first + side * found.step
+    return found.tensor.as_strided(size, stride, at)
 
 
 def statistics(y: Rows, norm: Affine) -> None:
-    """Put the sums of y and of its squares into ``norm.sums``."""
     sums = _sums(norm.sums, y)
     for s in range(y.sides):
         rows = y.of(s).float()
@@ -41,16 +63,11 @@ def statistics(y: Rows, norm: Affine) -> None:
 
 
 def normalise(y: Rows, norm: Affine, residual: Rows | None) -> Rows:
-    """``act(batch_norm(y) + residual)``."""
     sides = [_activate(_before(y, norm, residual, s)[1], norm.act) for s in range(y.sides)]
     return Rows.whole(torch.stack(sides).to(y.base.dtype))
 
 
 def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | None, keep: bool) -> Rows | None:
-    """Put the gradients of beta and gamma into ``norm.found``.
-
-    Returns the gradient before the activation, which is the residual's, if ``keep``.
-    """
     kept, found = [], _sums(norm.found, y)
     for s in range(y.sides):
         hat, u = _before(y, norm, residual, s)
@@ -63,7 +80,6 @@ def norm_sums(grads: Sequence[Rows], y: Rows, norm: Affine, residual: Rows | Non
 
 
 def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
-    """The gradient of y, once ``norm.found`` is known."""
     out, found = y.empty(), _sums(norm.found, y)
     for s in range(y.sides):
         hat, u = _before(y, norm, None, s)
@@ -74,25 +90,21 @@ def norm_gradient(grads: Sequence[Rows], y: Rows, norm: Affine) -> Rows:
 
 
 def depthwise_forward(x: Rows, weight: Tensor, window: Window, norm: Affine | None, next_norm: Affine | None) -> Rows:
-    """x, normalised and activated by ``norm``, convolved with weight (S·K·C, …); the statistics of the result go
-    to ``next_norm``."""
     kernel = _taps(weight, x, window)
     given = [_given(x, norm, s).to(x.base.dtype) for s in range(x.sides)]
-    y = Rows.whole(torch.stack([window.convolve(rows, kernel[s].to(rows.dtype)) for s, rows in enumerate(given)]))
+    y = Rows.whole(torch.stack([_convolve(window, rows, kernel[s].to(rows.dtype)) for s, rows in enumerate(given)]))
     if next_norm is not None:
         statistics(y, next_norm)
     return y
 
 
 def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: Affine | None, found: Tensor) -> Rows:
-    """The gradient of x or, with ``norm``, of what it activates (then ``norm.found`` is known too); that of the
-    weight goes to the beginning (S, K, C) of ``found``."""
     dx, kernel, taps = [], _taps(weight, x, window), _taps(found, x, window)
     for s in range(x.sides):
         with torch.enable_grad():
             copies = _given(x, norm, s).to(x.base.dtype).float(), kernel[s].to(torch.float32, copy=True)
             leaves = copies[0].requires_grad_(), copies[1].requires_grad_()
-            y = window.convolve(*leaves)
+            y = _convolve(window, *leaves)
         gx, taps[s] = torch.autograd.grad(y, leaves, dy.of(s).float())
         if norm is not None:
             hat, u = _before(x, norm, None, s)
@@ -103,9 +115,7 @@ def depthwise_backward(dy: Rows, x: Rows, weight: Tensor, window: Window, norm: 
     return Rows.whole(torch.stack(dx))
 
 
-def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
-    """x, normalised and activated by ``norm``, times weight (S·O·C, …); the statistics of the result go to
-    ``next_norm``."""
+def conv1x1_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None, next_norm: Affine | None) -> Rows:
     matrix, given = _matrix(weight, x, outputs), [_given(x, norm, s).to(x.base.dtype) for s in range(x.sides)]
     y = Rows.whole(torch.bmm(torch.stack(given), matrix.transpose(1, 2)))
     if next_norm is not None:
@@ -113,9 +123,7 @@ def pointwise_forward(x: Rows, weight: Tensor, outputs: int, norm: Affine | None
     return y
 
 
-def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
-    """The gradient of what ``norm`` activates, with ``norm.found``; that of the weight goes to the beginning (S, O, C)
-    of ``found``."""
+def conv1x1_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: Tensor) -> Rows:
     matrix, products, dx = _matrix(weight, x, dy.channels), _matrix(found, x, dy.channels), []
     for s in range(x.sides):
         hat, u = _before(x, norm, None, s)
@@ -127,8 +135,6 @@ def pointwise_backward(dy: Rows, x: Rows, weight: Tensor, norm: Affine, found: T
 
 
 def entropy(logits: Tensor, bias: Tensor | None, y: Tensor, goal: Goal, found: Tensor, losses: Tensor) -> Tensor:
-    """The gradient of cross entropy by logits (S, n, classes) + bias; its sum over images goes to the
-    beginning (S, classes) of ``found``, the losses to their places."""
     sides, n, classes = logits.shape
     values = logits.float() if bias is None else logits.float() + bias[: sides * classes].view(sides, 1, classes)
     log = torch.log_softmax(values, -1)
@@ -168,6 +174,14 @@ def _arriving(grads: Sequence[Rows], s: int) -> Tensor:
 
 def _given(x: Rows, norm: Affine | None, s: int) -> Tensor:
     return x.of(s).detach().clone() if norm is None else _activate(_before(x, norm, None, s)[1], norm.act)
+
+
+def _convolve(window: Window, rows: Tensor, weight: Tensor) -> Tensor:
+    """rows (M, C), weight (K, C) to (M', C)."""
+    x = rows.view(window.n, window.h, window.w, -1).permute(0, 3, 1, 2)
+    kernel = weight.t().reshape(-1, 1, window.kernel, window.kernel)
+    y = F.conv2d(x, kernel, None, window.stride, window.padding, 1, len(kernel))
+    return y.permute(0, 2, 3, 1).reshape(-1, y.shape[1])
 
 
 def _taps(weight: Tensor, x: Rows, window: Window) -> Tensor:

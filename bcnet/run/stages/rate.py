@@ -1,0 +1,33 @@
+"""The learning rate of fine-tuning, chosen by probes where a recipe names none."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+from bcnet.run.session import Run
+from bcnet.run.stages.common import fast_step, plain_training
+from bcnet.training.rate import choose_rate, probe_length, probe_loss
+from bcnet.utils.progress import training_steps
+
+
+def choose(run: Run) -> None:
+    """Fine-tune what the search chose for a short while at several rates; the one of the least held-out loss is taken,
+    by all networks of the run."""
+    start, widths = time.monotonic(), run.read("search")["best"]["widths"]
+    teacher = run.teacher()
+    taught = None if teacher is None else run.recipe.distillation
+    config = replace(plain_training(run, run.recipe.retrain), distillation=taught)
+    data, fast = replace(run.data, val=run.judged), fast_step(run)
+
+    def loss(rate: float) -> float:
+        told = training_steps(run.listener, f"probe at {rate:g}")
+        network = run.inherited(widths)
+        return probe_loss(network, rate, data, config, run.task_given, teacher=teacher, fast=fast, progress=told)
+
+    best, found = choose_rate(loss)
+    probes = [{"lr": lr, "loss": None if math.isinf(value) else value} for lr, value in found.items()]
+    epochs, batches = probe_length(run.recipe.retrain.epochs, len(data.train))
+    run.write("rate", {"lr": best, "probes": probes, "steps": epochs * batches, "seconds": time.monotonic() - start})
+    run.listener.note(f"networks are fine-tuned at a learning rate of {best:g}, the best of {len(found)} probes")
