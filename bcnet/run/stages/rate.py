@@ -7,7 +7,8 @@ import time
 from dataclasses import replace
 
 from bcnet.run.session import Run
-from bcnet.run.stages.common import fast_step, plain_training
+from bcnet.run.stages.common import fast_step
+from bcnet.run.stages.retrain import fine_tuning
 from bcnet.training.rate import choose_rate, probe_length, probe_loss
 from bcnet.utils.progress import training_steps
 
@@ -16,9 +17,7 @@ def choose(run: Run) -> None:
     """Fine-tune what the search chose for a short while at several rates; the one of the least held-out loss is taken,
     by all networks of the run."""
     start, widths = time.monotonic(), run.read("search")["best"]["widths"]
-    teacher = run.teacher()
-    taught = None if teacher is None else run.recipe.distillation
-    config = replace(plain_training(run, run.recipe.retrain), distillation=taught)
+    config, teacher = fine_tuning(run, run.recipe.retrain)
     data, fast = replace(run.data, val=run.judged), fast_step(run)
 
     def loss(rate: float) -> float:
