@@ -62,6 +62,13 @@ class Run(RunFolder):
         self.device = self.place.device if self.place.world > 1 else choose_device(device or begun_on)
         self.listener = Listener()
         self.task_given: Task | None = None
+        self._told: set[str] = set()
+
+    def tell_once(self, text: str) -> None:
+        """A note that several stages would make."""
+        if text not in self._told:
+            self._told.add(text)
+            self.listener.note(text)
 
     def give(self, source: LoadedModel, data: Data, task: Task | None) -> None:
         """Use these instead of what the recipe names."""

@@ -23,13 +23,10 @@ def fast_step(run: Run) -> FastStep | None:
     """How plain networks of a run are trained faster than by autograd; a run on a GPU says how, once."""
     if run.recipe.engine == "plain" or run.device.type != "cuda":
         return None
-    told: set[str] = set()
 
     def make(network: nn.Module, x: Tensor, loss: Loss, teacher: nn.Module | None) -> Step | None:
         step, words = plain_step(network, x, loss, teacher)
-        if words not in told:
-            told.add(words)
-            run.listener.note(f"the engine of plain networks is {words}")
+        run.tell_once(f"the engine of plain networks is {words}")
         return step
 
     return make

@@ -7,23 +7,23 @@ import time
 from dataclasses import replace
 
 from bcnet.run.session import Run
-from bcnet.run.stages.common import fast_step, plain_training
+from bcnet.run.stages.common import fast_step
+from bcnet.run.stages.retrain import fine_tuning
+from bcnet.space.state import duplicate
 from bcnet.training.rate import choose_rate, probe_length, probe_loss
 from bcnet.utils.progress import training_steps
 
 
 def choose(run: Run) -> None:
-    """Fine-tune what the search chose for a short while at several rates; the one of the least held-out loss is taken,
-    by all networks of the run."""
-    start, widths = time.monotonic(), run.read("search")["best"]["widths"]
-    teacher = run.teacher()
-    taught = None if teacher is None else run.recipe.distillation
-    config = replace(plain_training(run, run.recipe.retrain), distillation=taught)
+    """Fine-tune what the search chose for a short while at several rates; all networks of the run take the one of
+    :func:`choose_rate`."""
+    start, cut = time.monotonic(), run.inherited(run.read("search")["best"]["widths"])
+    config, teacher = fine_tuning(run, run.recipe.retrain)
     data, fast = replace(run.data, val=run.judged), fast_step(run)
 
     def loss(rate: float) -> float:
         told = training_steps(run.listener, f"probe at {rate:g}")
-        network = run.inherited(widths)
+        network = duplicate(cut)
         return probe_loss(network, rate, data, config, run.task_given, teacher=teacher, fast=fast, progress=told)
 
     best, found = choose_rate(loss)

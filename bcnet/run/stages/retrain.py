@@ -15,6 +15,7 @@ from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, fast_step, keep_network, plain_training, rows_of
 from bcnet.run.stages.configurations import configuration
 from bcnet.run.weights import fill
+from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Retraining, retrain, train_random
 from bcnet.utils.progress import training_steps
 
@@ -35,18 +36,17 @@ def retrain_all(run: Run) -> None:
     run.write("retrain", {"networks": [*names, "found"], "chosen": _chosen(run, names)})
 
 
-def retrain_one(run: Run, name: str, widths: list[int] | None = None) -> None:
-    """Train ``found`` or a network of :data:`Compared`, or ``widths`` under a name of their own, unless that is done;
-    the teacher, where there is one, must be."""
+def retrain_one(run: Run, name: str) -> None:
+    """Train ``found`` or a network of :data:`Compared`, unless that is done; the teacher, where there is one, must
+    be."""
     if run.done(f"retrain/{name}"):
         return
     if run.recipe.start == "trained":
-        _fine_tune(run, name, widths)
+        _fine_tune(run, name)
     elif name == "random":
         _retrain_random(run)
     else:
-        found = name == "found"
-        _train_fresh(run, name, widths or (run.read("search")["best"]["widths"] if found else configuration(run, name)))
+        _train_fresh(run, name, _widths(run, name))
 
 
 def trainings(run: Run, name: str) -> list[dict[str, Any]]:
@@ -81,13 +81,25 @@ def _chosen(run: Run, names: list[str]) -> str:
     return min(reversed(means), key=lambda name: means[name])
 
 
-def fine_tuning(run: Run) -> tuple[Retraining, nn.Module | None]:
-    """How inherited networks are trained, and their teacher, where the task can learn from one."""
+def fine_tuning(run: Run, chosen: Optimisation | None = None) -> tuple[Retraining, nn.Module | None]:
+    """How inherited networks are trained, or would be by the settings ``chosen``, and their teacher, where the task can
+    learn from one."""
     teacher = run.teacher()
-    return replace(_retraining(run), distillation=None if teacher is None else run.recipe.distillation), teacher
+    config = plain_training(run, chosen or _optimisation(run))
+    return replace(config, distillation=None if teacher is None else run.recipe.distillation), teacher
 
 
-def _fine_tune(run: Run, name: str, widths: list[int] | None) -> None:
+def _optimisation(run: Run) -> Optimisation:
+    """The recipe's settings, at the rate that was chosen where it names none."""
+    given = run.recipe.retrain
+    return given if given.lr is not None else replace(given, lr=run.read("rate")["lr"])
+
+
+def _widths(run: Run, name: str) -> list[int]:
+    return list(run.read("search")["best"]["widths"]) if name == "found" else configuration(run, name)
+
+
+def _fine_tune(run: Run, name: str) -> None:
     """The given network itself as ``full``; a network that inherits from it otherwise."""
     start = time.monotonic()
     if name == "full":
@@ -98,7 +110,7 @@ def _fine_tune(run: Run, name: str, widths: list[int] | None) -> None:
     if name == "found" and run.done("race"):
         _keep_winner(run)
         return
-    widths = widths or (run.read("search")["best"]["widths"] if name == "found" else configuration(run, name))
+    widths = _widths(run, name)
     twin = next((r for r in _done(run) if r["widths"] == widths), None)
     if twin is not None:  # the same network, trained in the same way, would end the same
         network = run.network(twin["name"])
@@ -163,10 +175,7 @@ def _train(
 
 
 def _retraining(run: Run) -> Retraining:
-    """How slim networks are trained: as the recipe says, at the rate that was chosen where it names none."""
-    given = run.recipe.retrain
-    known = given if given.lr is not None else replace(given, lr=run.read("rate")["lr"])
-    return replace(plain_training(run, known), distillation=run.recipe.distillation)
+    return replace(plain_training(run, _optimisation(run)), distillation=run.recipe.distillation)
 
 
 def _retrain_random(run: Run) -> None:
