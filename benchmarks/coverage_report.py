@@ -54,7 +54,7 @@ def present(rows: list[Row]) -> str:
     """How long tracing takes now: the networks that were drawn at random to be measured again."""
     drawn = random.Random(17).sample(rows, min(60, len(rows)))
     commits = ", ".join(sorted({row["commit"][:12] for row in drawn}))
-    return f"Those {len(drawn)} of them that were drawn at random to be measured at {commits}: {seconds(drawn)}."
+    return f"For bcnet, on {len(drawn)} networks drawn at random and measured again at {commits}: {seconds(drawn)}."
 
 
 def on_later(rows: dict[str, list[Row]]) -> str:
