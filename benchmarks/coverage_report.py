@@ -40,11 +40,12 @@ def learnt(rows: list[Row]) -> str:
     wrong = sum(any(f["at"] == "gradients" for f in row["failures"]) for row in rows)
     asked, refused = sum(found.values()) + wrong, sum("variables" not in row for row in rows)
     missing = len(rows) - asked - refused
+    old = f" and {missing} have not been measured since that check exists" if missing else ""
     return (
         f"Gradients of a supernet's path were compared with those of the network built from it on {asked} of the "
-        f"{len(rows)} networks ({refused} cannot be traced, and {missing} have not been measured since that check "
-        f"exists): {found['equal']} are equal, {found['told']} differ and `trace` says so, {wrong} differ without a "
-        f"word, and {found['not comparable']} have no finite ones in evaluation mode."
+        f"{len(rows)} networks ({refused} cannot be traced{old}): {found['equal']} are equal, {found['told']} differ "
+        f"and `trace` says so, {wrong} differ without a word, and {found['not comparable']} have none in evaluation "
+        "mode that could be computed and are finite."
     )
 
 
@@ -58,7 +59,7 @@ def present(rows: list[Row]) -> str:
 def on_later(rows: dict[str, list[Row]]) -> str:
     """What the other tools do on the networks that were added later."""
     told = [f"{TOOLS[tool]} passes {share(found, passes)}" for tool, found in rows.items() if tool != "bcnet"]
-    return f"Of the {len(rows['bcnet'])} networks added later {', and '.join(told)} of those it was measured on."
+    return f"Of the {len(rows['bcnet'])} networks added later {' and '.join(told)}."
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -156,9 +157,7 @@ def compared(tool: str, rows: dict[str, list[Row]]) -> str:
     """On how many networks a tool was measured, and what bcnet does on the same ones."""
     same = {r["model"] for r in rows[tool]}
     ours = share([r for r in rows["bcnet"] if r["model"] in same], passes)
-    return (
-        f"{TOOLS[tool]} passes {share(rows[tool], passes)} of those it was measured on, and bcnet {ours} of the same."
-    )
+    return f"{TOOLS[tool]} passes {share(rows[tool], passes)}, and bcnet {ours} of the same networks."
 
 
 def chosen(rows: dict[str, list[Row]], added: dict[str, list[Row]]) -> str:

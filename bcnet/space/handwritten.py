@@ -20,6 +20,8 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 
+from bcnet.space.operators.table import bind
+
 _LIBRARY = torch.library.Library("bcnet", "FRAGMENT")
 _LIBRARY.define("mark(Tensor(a) x, bool end, int call, int place) -> Tensor(a)")
 _LIBRARY.impl("mark", lambda x, *_: x.view(x.shape), "CompositeExplicitAutograd")
@@ -83,7 +85,7 @@ class _PlainForward(TorchFunctionMode):
 
 def unmark(graph: fx.Graph, calls: Sequence[Handwritten], constants: Collection[str]) -> tuple[Handwritten, ...]:
     """Take the marks out of a graph. What comes back are the ``calls`` that it can make itself: those that read nothing
-    but the tensors and plain values that they are given."""
+    but the tensors and plain values that they are given, and write to nothing but tensors of their own."""
     places: list[tuple[dict[int, fx.Node], ...]] = [({}, {}) for _ in calls]
     inside: list[list[fx.Node]] = [[] for _ in calls]
     running: set[int] = set()
@@ -107,10 +109,28 @@ def unmark(graph: fx.Graph, calls: Sequence[Handwritten], constants: Collection[
         results = tuple(made.get(place, value) for place, value in enumerate(call.results))
         read = {source for node in body for source in node.all_input_nodes} - {*body, *given.values()}
         foreign = [n for n in read if isinstance(n.meta.get("val"), Tensor) and n.name not in constants]
-        writes = any(node.target._schema.is_mutable for node in body if isinstance(node.target, torch._ops.OpOverload))
-        if ... not in (*args, *results) and made and not foreign and not writes:
+        if ... not in (*args, *results) and made and not foreign and not _writes_outside(body):
             found.append(Handwritten(call.function, args, results, tuple(body)))
     return tuple(found)
+
+
+def _writes_outside(body: Sequence[fx.Node]) -> bool:
+    """Whether these operators write to a tensor that none of them has made."""
+    own: set[fx.Node] = set()
+    for node in body:
+        shared = []
+        if isinstance(node.target, torch._ops.OpOverload):
+            named = bind(node.target, node.args, node.kwargs)
+            for argument in node.target._schema.arguments:
+                if argument.alias_info is not None and isinstance(named[argument.name], fx.Node):
+                    shared.append(named[argument.name])
+                    if argument.alias_info.is_write and named[argument.name] not in own:
+                        return True
+        else:
+            shared = node.all_input_nodes
+        if own.issuperset(shared):
+            own.add(node)
+    return False
 
 
 def call_functions(graph: fx.Graph, calls: Sequence[Handwritten], new: Mapping[fx.Node, fx.Node]) -> None:
@@ -118,16 +138,19 @@ def call_functions(graph: fx.Graph, calls: Sequence[Handwritten], new: Mapping[f
 
     Values stay those of the captured operators: a function may compute others of the sizes that it meets.
     """
+    shown: dict[fx.Node, fx.Node] = {}  # what others see of a result: the next function too
     for call in calls:
         ends = {place: new[end] for place, end in enumerate(call.results) if isinstance(end, fx.Node)}
         within = {new[node] for node in call.inside} | set(ends.values())
+        args = fx.node.map_arg(call.args, lambda node: shown.get(new[node], new[node]))
         with graph.inserting_after(max(ends.values())):
-            applied = graph.call_function(_outcomes(call.function), fx.node.map_arg(call.args, new.__getitem__))
+            applied = graph.call_function(_outcomes(call.function), args)
         for place, end in ends.items():
             with graph.inserting_after(applied):
                 result = graph.call_function(_with_gradient, (end, applied, place))
             within.add(result)
             end.replace_all_uses_with(result, partial(_is_outside, within))
+            shown[end] = result
 
 
 def _is_outside(within: set[fx.Node], user: fx.Node) -> bool:
@@ -144,13 +167,14 @@ def _outcomes(function: Any) -> Callable[..., tuple[Any, ...]]:
 
 def _with_gradient(value: Tensor, outcomes: tuple[Any, ...], place: int) -> Tensor:
     """``value``, with the gradient of one outcome of a function."""
-    return _Valued.apply(value, outcomes[place]) if outcomes[place].requires_grad else value.detach()
+    value = value.detach()  # autograd would go back through what it may not: a function's forward may overwrite
+    return _Valued.apply(value, outcomes[place]) if outcomes[place].requires_grad else value
 
 
 class _Valued(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, source: Tensor) -> Tensor:
-        return value.detach().reshape(source.shape)
+        return value.reshape(source.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:

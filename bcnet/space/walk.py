@@ -109,14 +109,14 @@ class Walk:
         return _keep(call, f"operator {name_of(target)} is unknown to bcnet")
 
     def _couple(self, known: Operator, call: Call) -> Value | list[Value]:
-        """Apply the rule of the table; a call that it does not cover keeps its channels, and so does a tensor that a
-        user's rule does not look at."""
+        """Apply the rule of the table; a call that it does not cover keeps its channels, and so does a tensor that the
+        rule does not look at."""
         asked = Asked(call.args)
         try:
             result = known.couple(replace(call, args=asked))
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError):
             return _keep(call, "it is called in a way that bcnet does not know")
-        forgotten = call.args.keys() - asked.names if known.taught else ()
+        forgotten = call.args.keys() - asked.names
         for value in values_in([call.args[name] for name in forgotten]):
             call.fixed(value, "the operator's rule says nothing of it")
         return result

@@ -23,7 +23,7 @@ from tiny_networks import Tiny, X
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
-from bcnet.space import export
+from bcnet.space import torch_export
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.supernet.supernet import Supernet
 
@@ -353,7 +353,7 @@ def test_a_torch_without_a_shortcut_traces_the_same(monkeypatch: pytest.MonkeyPa
     layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
     network, x = nn.Sequential(*layers).eval(), torch.rand(2, 3, 8, 8)
     quick = trace(network, x)
-    monkeypatch.setattr(export, "_SHORTCUTS", [(torch.fx.config, "no_version_has_this", True)])
+    monkeypatch.setattr(torch_export, "_SHORTCUTS", [(torch.fx.config, "no_version_has_this", True)])
     plain = trace(network, x)
     assert [(v.name, v.max) for v in plain.variables] == [(v.name, v.max) for v in quick.variables]
     assert plain.costs["flops"](plain.max) == quick.costs["flops"](quick.max)

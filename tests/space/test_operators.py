@@ -80,6 +80,18 @@ VARIES: dict[str, tuple[Callable[..., Tensor], *tuple[nn.Module, ...]]] = {
     "linear without rows": (lambda x: F.linear(x.flatten(2), torch.ones(64)),),
     "group norm": (lambda x, norm: norm(x), nn.GroupNorm(2, 8)),
     "glu of places": (lambda x: F.glu(x, 3),),
+    "shape of another, expanded": (lambda x, conv: x.mean(1, keepdim=True).expand_as(conv(x)), nn.Conv2d(8, 6, 1)),
+    "shape of another, viewed": (lambda x, conv: x.flatten(2).view_as(conv(x)), nn.Conv2d(8, 8, 1)),
+    "shapes of each other": (
+        lambda x, conv: torch.broadcast_tensors(x.mean(1, keepdim=True), conv(x))[0],
+        nn.Conv2d(8, 6, 1),
+    ),
+    "type of another": (lambda x, conv: x.type_as(conv(x)), nn.Conv2d(8, 6, 1)),
+    "new tensor": (lambda x: x + x.new_zeros(x.shape[0], 1, 8, 8),),
+    "sampled places": (
+        lambda x, conv: F.grid_sample(x, conv(x).permute(0, 2, 3, 1), align_corners=False),
+        nn.Conv2d(8, 2, 1),
+    ),
 }
 """What leaves the channels of the layer before it free."""
 
@@ -90,6 +102,9 @@ FIXES: dict[str, tuple[Callable[..., Tensor], *tuple[nn.Module, ...]]] = {
     "transform of channels": (lambda x: torch.fft.fft(x, dim=1).abs(),),
     "gather": (lambda x: x.gather(1, torch.zeros(x.shape[0], 4, 8, 8, dtype=torch.int64)),),
     "mask of channels": (lambda x: x[:, x.mean((0, 2, 3)) < 9.0],),
+    "places to sample at": (
+        lambda x: F.grid_sample(x, x.permute(0, 2, 3, 1).reshape(-1, 8, 32, 2), align_corners=False),
+    ),
     "window over channels": (lambda x, conv: conv(x.flatten(2).transpose(1, 2)).transpose(1, 2), nn.Conv1d(64, 64, 3)),
     "projections of a recurrent layer": (projected, nn.LSTM(8, 6, proj_size=4, batch_first=True)),
 }

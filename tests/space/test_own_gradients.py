@@ -100,6 +100,37 @@ class Twins(torch.autograd.Function):
         return 3 * gradients[0] - gradients[1]
 
 
+class Filled(torch.autograd.Function):
+    """Writes to a tensor of its own what it then reads and overwrites: no gradient of autograd's could be had."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        kept = torch.zeros_like(x).unsqueeze(0).repeat(2, 1, 1, 1, 1)
+        kept[0] = x
+        for _ in range(2):
+            kept[1] = 2 * kept[0]
+            kept[0] = kept[1].atan()
+        return kept[0] + kept[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0]
+
+
+class Overwriting(torch.autograd.Function):
+    """Writes to what it is given, which can be done once only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        x[:, :, 1:].mul_(3)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
 class Swish(torch.autograd.Function):
     """The gradient of autograd, for less memory."""
 
@@ -161,6 +192,9 @@ STEPS = {
     "reversed": lambda x, layer: layer(reverse(x) + x.relu()),
     "pair": lambda x, layer: sum(Pair.apply(x, layer(x))),
     "twins": lambda x, layer: layer(torch.lerp(*Twins.apply(x), 0.25)),
+    "chained": lambda x, layer: layer(Swish.apply(Reversed.apply(Filled.apply(x)))),
+    "filled": lambda x, layer: layer(Filled.apply(x)),
+    "overwriting": lambda x, layer: layer(Overwriting.apply(x + 1)),
     "swish": lambda x, layer: Swish.apply(layer(x)),
     "straight through": straight_through,
     "detached": lambda x, layer: layer(x.detach()) + layer(x.relu()),
@@ -169,7 +203,7 @@ STEPS = {
     "hooked": hooked,
     "convolved": lambda x, layer: Convolved.apply(x, layer, *layer.parameters()),
 }
-LOST = {"hooked", "convolved"}
+LOST = {"hooked", "convolved", "overwriting"}
 
 
 class Network(nn.Module):
@@ -230,6 +264,9 @@ def held(space: NetworkSpace, model: nn.Module) -> Supernet:
 @example(["sign", "plain", "hooked"])
 @example(["binary", "scaled", "reversed"])
 @example(["twins"])
+@example(["filled", "plain"])
+@example(["chained"])
+@example(["plain", "overwriting"])
 @example(["pair", "swish", "convolved"])
 @example(["plain", "stopped", "without gradients", "sign"])
 def test_a_path_learns_as_its_network_or_a_warning_names_it(steps: list[str]) -> None:

@@ -53,6 +53,11 @@ class Call:
         """The argument ``name``, an axis of the tensor ``self``, counted from the front."""
         return int(self.args[name]) % max(1, len(self.value("self").shape))
 
+    @property
+    def first(self) -> Value:
+        """The first tensor among the arguments, for rules that have nothing to say of others."""
+        return next(value for name in self.args if isinstance(value := self.args[name], Value))
+
     def values(self) -> list[Value]:
         """All tensors among the arguments."""
         found = [a for a in self.args.values() if isinstance(a, Value)]

@@ -84,10 +84,10 @@ def copy(call: Call) -> Value:
     return call.together("self", "src")
 
 
-_SAME = """softmax _softmax log_softmax alpha_dropout feature_alpha_dropout native_dropout type_as cumsum zeros_like
+_SAME = """softmax _softmax log_softmax alpha_dropout feature_alpha_dropout native_dropout cumsum zeros_like
 ones_like rand_like randn_like empty_like full_like bernoulli bernoulli_ normalize lp_pool1d lp_pool2d lp_pool3d
 upsample_linear1d upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact1d
-_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_trilinear3d grid_sampler _assert_tensor_metadata prelu_
+_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_trilinear3d _assert_tensor_metadata prelu_
 fill_ zero_ float half bfloat16 double rot90 real imag triu tril"""
 _SAME_SHARED = """feature_dropout upsample_nearest1d upsample_nearest2d upsample_nearest3d
 upsample_bilinear2d"""
@@ -98,15 +98,31 @@ upsample_bilinear2d"""
 @rule("aten::dropout", shares="channels", fuses="dropout")
 def same(call: Call) -> list[Value]:
     """Channels pass through unchanged; other axes may change their size."""
-    x = call.values()[0]
+    x = call.first
     return [call.carry(x, shape) for shape in call.shapes]
+
+
+@rule("aten::grid_sampler")
+def sampled(call: Call) -> Value:
+    """Groups of channels that are merged with the batch have places of their own."""
+    x, grid = call.value("input"), call.value("grid")
+    call.agree(x, 0, grid, 0)
+    call.fixed(grid, "it holds places")
+    return call.carry(x)
+
+
+@rule("aten::type_as")
+def typed(call: Call) -> Value:
+    """The second tensor gives nothing but its type."""
+    x, _ = call.value("self"), call.value("other")
+    return call.carry(x)
 
 
 @rule("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::to", "aten::_to_copy")
 @rule("aten::contiguous", "aten::clone", "aten::detach", shares="channels")
 def copied(call: Call) -> Value:
     """The tensor itself, indices of channels included."""
-    x = call.values()[0]
+    x = call.first
     return replace(call.carry(x), numbers=x.numbers)
 
 
@@ -126,7 +142,7 @@ _MAX_POOLS = [name for d in (1, 2, 3) for name in (f"aten::max_pool{d}d_with_ind
 def pool(call: Call) -> list[Value]:
     """As :func:`same`; a window that slides over the channels themselves (local response norm) belongs to its middle
     one."""
-    moved = _middles(call, call.values()[0])
+    moved = _middles(call, call.first)
     return [call.carry(moved, shape) for shape in call.shapes]
 
 

@@ -192,7 +192,7 @@ def pad(call: Call) -> Value:
 @rule("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::median", "aten::count_nonzero", "aten::aminmax")
 @rule("aten::linalg_norm", "aten::frobenius_norm", "aten::nansum", "aten::nanmean", "aten::nuclear_norm")
 def reduction(call: Call) -> list[Value]:
-    x = call.values()[0]
+    x = call.first
     if "other" in call.args:
         return [call.together()]
     dims = call.args.get("dim")

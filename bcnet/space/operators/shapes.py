@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from bcnet.space.axis import Size
 from bcnet.space.labels import Value, along, settle, shrink, varying
-from bcnet.space.operators.base import Call, leading, spread
+from bcnet.space.operators.base import Call, leading, spread, together
 from bcnet.space.operators.table import Hole, Site, rule
 
 INFERRED = Size(-1)  # the one size of a view that torch works out itself
@@ -38,7 +38,7 @@ def _unflatten_sizes(site: Site) -> Iterator[Hole]:
             yield "sizes", i, n, site.out[dim + i]
 
 
-@rule("aten::view_as", "aten::reshape_as", "aten::movedim")
+@rule("aten::movedim")
 @rule("aten::flatten", "aten::squeeze", shares="elements", fuses="flat")
 @rule("aten::unsqueeze", shares="elements")
 @rule("aten::unflatten", sizes=_unflatten_sizes)
@@ -63,6 +63,12 @@ def reshape(call: Call) -> Value:
     taken = {axis for layer in layers if not _elastic(call, layer) for axis in varying(layer)}
     layers = [layer for layer in layers if not (_elastic(call, layer) and taken & set(varying(layer)))]
     return Value(call.shape, tuple(_one_per_axis(call, layers)))
+
+
+@rule("aten::view_as", "aten::reshape_as")
+def reshape_as(call: Call) -> Value:
+    """The channels of both tensors are the same ones."""
+    return together(call.links, [reshape(call), call.value("other")], call.shape, call.where)
 
 
 def _one_per_axis(call: Call, layers: list[Tensor]) -> Iterator[Tensor]:
@@ -90,17 +96,17 @@ def _expanded(call: Call, x: Value, layers: list[Tensor]) -> Value:
     return Value(call.shape, tuple(layers))
 
 
-@rule("aten::expand_as")
+@rule("aten::expand_as", "aten::broadcast_tensors")
+def expand_as(call: Call) -> list[Value]:
+    """All tensors in one shape, with the channels of all."""
+    joined = call.together()
+    return [joined] * len(call.shapes)
+
+
 @rule("aten::expand", "aten::broadcast_to", sizes=_shape_sizes)
 def expand(call: Call) -> Value:
     x = call.value("self")
     return _expanded(call, x, spread(x, call.shape))
-
-
-@rule("aten::broadcast_tensors")
-def broadcast(call: Call) -> list[Value]:
-    """All tensors in one shape."""
-    return [Value(call.shape, tuple(spread(value, call.shape))) for value in call.args["tensors"]]
 
 
 def _repeat_sizes(site: Site) -> Iterator[Hole]:
@@ -124,5 +130,6 @@ _FACTORIES = ["zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "n
 
 @rule(*(f"aten::{name}" for name in _FACTORIES), sizes=_shape_sizes)
 def factory(call: Call) -> Value:
-    """A tensor made in the forward pass takes any size."""
+    """A tensor made in the forward pass takes any size; ``new_zeros`` takes nothing but the type of its tensor."""
+    call.args.get("self")
     return _expanded(call, Value((1,) * len(call.shape)), [])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import fx
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bcnet.space.coupling import Coupling
 
 Couple = Callable[[Call], "Value | list[Value]"]
+C = TypeVar("C", bound=Couple)
 Hole = tuple[str, int | None, int, Size]
 
 
@@ -108,10 +109,10 @@ def register(
         OPERATORS[name] = Operator(couple, sizes, macs, shares, fuses)
 
 
-def rule(*names: str, **columns: Any) -> Callable[[Couple], Couple]:
+def rule(*names: str, **columns: Any) -> Callable[[C], C]:
     """:func:`register` as a decorator of the function that couples."""
 
-    def decorate(couple: Couple) -> Couple:
+    def decorate(couple: C) -> C:
         register(*names, couple=couple, **columns)
         return couple
 
