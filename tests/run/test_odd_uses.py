@@ -26,7 +26,7 @@ QUICK: dict[str, Any] = {
     "given": {"epochs": 4, "warmup": 0},
     "healing": {"steps": 1, "calibration": 1, "lr": 0.01},
     "race": {"finalists": 2, "rounds": 1},
-    "retrain": {"epochs": 2, "lr": 0.05, "warmup": 0},
+    "retrain": {"epochs": 2, "warmup": 0},
     "compare": ["full", "uniform"],
     "threads": 1,
 }
