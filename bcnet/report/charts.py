@@ -115,7 +115,7 @@ def _about(data: ReportData, place: int) -> str:
 
 
 def front(data: ReportData) -> Figure:
-    """Score against the first budget's cost: all trials, the front, the chosen point, uniform and full."""
+    """Score against the first budget's cost: all trials, the front, what was found, uniform and full."""
     name, unit, scale = data.first_budget.name, *_unit(data.first_budget.name)
     edge = front_of(data.trials, name)
     within = [t for t in _thinned(data.trials) if t.score is not None]
@@ -137,8 +137,9 @@ def front(data: ReportData) -> Figure:
         ),
     ]
     points = {who: data.networks[who].costs.get(name) for who in ("full", "uniform") if who in data.networks}
-    points["found"] = data.chosen.costs[name]
-    scores = {**data.reference_scores, "found": data.chosen.score}
+    scores: dict[str, float | None] = dict(data.reference_scores)
+    if (found := data.star) is not None:
+        points["found"], scores["found"] = found.costs[name], found.score
     for who, at in points.items():
         if at is not None and scores.get(who) is not None:
             traces.append(_point(data, who, at / scale, _score(data, scores[who]), unit))

@@ -105,6 +105,12 @@ class ReportData:
         return self.networks[self.slim]
 
     @property
+    def star(self) -> Trial | None:
+        """The trial of what was found; None where the search did not score that, as a race has others, too."""
+        found = self.networks.get("found")
+        return None if found is None else next((t for t in self.trials if t.widths == tuple(found.widths)), None)
+
+    @property
     def first_budget(self) -> Budget:
         """The budget that the Pareto front is drawn over."""
         return self.budgets[0]

@@ -214,12 +214,31 @@ class NetworkSpace(WidthSpace):
         kept = None if keep is None or weights_of is None else kept_units(self, self.units(checked), keep, weights_of)
         network = (self._own if self.own_class else self._from_graph)(checked)
         if weights_of is None:
-            draw(network, self.state_of(self.model), self.coupling.axes, self.units(checked))
+            self._draw(network, checked)
             if self.init is not None:
                 self.init(network)
         else:
             self.copy_weights(network, checked, weights_of, side, kept)
         return network
+
+    @torch.no_grad()
+    def _draw(self, network: nn.Module, widths: Widths) -> None:
+        """Fresh weights for ``network``; the layers of a graph cannot draw any, so those of the user's class do."""
+        original, units = self.state_of(self.model), self.units(widths)
+        draw(network, original, self.coupling.axes, units)
+        if self.own_class:
+            return
+        try:
+            layers = self._own(widths)
+        except Exception as error:
+            why = f"{type(self.model).__name__} cannot take other widths ({first_line(error)})"
+            warnings.warn(f"{why}, so networks begin with the original's weights", stacklevel=3)
+            return
+        draw(layers, original, self.coupling.axes, units)
+        drawn = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
+        for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+            if name in drawn and drawn[name].shape == tensor.shape:
+                tensor.copy_(drawn[name])
 
     @torch.no_grad()
     def copy_weights(

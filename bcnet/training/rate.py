@@ -29,6 +29,8 @@ NEAR = 0.01
 training bears a higher rate than a short one (docs/results/fine-tuning-rate.md)."""
 SHARE = 10
 """A probe takes one of so many parts of the whole training."""
+LEAST = 30
+"""Steps that a probe takes at the least, as far as the whole training has as many: few steps tell nothing."""
 USUAL = 3
 """Rates that are probed where the first one is taken."""
 
@@ -102,5 +104,7 @@ def _held_out(network: nn.Module, data: Data, task: Task | None, bf16: bool) -> 
 
 def probe_length(epochs: int, batches: int) -> tuple[int, int]:
     """The epochs of a probe and the batches of each, where the whole training has ``epochs`` of ``batches``."""
-    short = math.ceil(epochs / SHARE)
-    return short, min(batches, math.ceil(epochs * batches / SHARE / short))
+    whole = epochs * batches
+    steps = max(math.ceil(whole / SHARE), min(LEAST, whole))
+    short = math.ceil(steps / batches)
+    return short, math.ceil(steps / short)

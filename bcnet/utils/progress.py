@@ -115,8 +115,10 @@ class Bars(Lines):
 
         super().__init__()
         self._console = console or Console(stderr=True, markup=False, highlight=False, emoji=False)
-        name, figures = rich.TextColumn("  {task.description:<16}"), rich.TextColumn("{task.fields[figures]}")
-        columns = name, rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeRemainingColumn(), figures
+        name, left, figures = map(
+            rich.TextColumn, ("  {task.description:<16}", "{task.fields[left]}", "{task.fields[figures]}")
+        )
+        columns = name, rich.BarColumn(), rich.MofNCompleteColumn(), left, figures
         self._bars = rich.Progress(*columns, console=self._console)
         self._tasks: dict[str, Any] = {}
         self._bars.start()
@@ -129,13 +131,14 @@ class Bars(Lines):
             now = time.monotonic()
             self._overall(self._journey.share(now), self._journey.left(now))
         if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=total, figures="")
-        self._bars.update(self._tasks[name], completed=done, total=total, figures=figures)
+            self._tasks[name] = self._bars.add_task(name, total=total, left="", figures="")
+        time_left = str(timedelta(seconds=round(left)))
+        self._bars.update(self._tasks[name], completed=done, total=total, left=time_left, figures=figures)
 
     def _overall(self, share: float, left: float) -> None:
         """The bar of the whole run, in percent, above those of the work at hand."""
         if OVERALL not in self._tasks:
-            self._tasks[OVERALL] = self._bars.add_task(OVERALL, total=100, figures="")
+            self._tasks[OVERALL] = self._bars.add_task(OVERALL, total=100, left="", figures="")
         figures = f"{duration(left)} left in all"
         self._bars.update(self._tasks[OVERALL], completed=int(100 * share), figures=figures)
 

@@ -160,6 +160,19 @@ def test_front_and_progress_are_those_of_the_trials():
     assert front["y"][-1] == pytest.approx(max(100 * t.score for t in data.trials))
 
 
+def test_the_star_is_what_was_found_and_not_what_the_search_alone_would_take():
+    data = replace(example(), gains=None, race=({"name": "search", "epochs": 5, "score": 0.7, "loss": 1.0},))
+    other = next(t for t in data.trials if t.widths != data.chosen.widths)
+    for widths, score in ((other.widths, other.score), (tuple(w + 1 for w in other.widths), None)):
+        found = replace(data.networks["found"], widths=widths)
+        drawn = replace(data, networks={**data.networks, "found": found})
+        stars = [t["y"] for t in charts.front(drawn)["data"] if t.get("marker", {}).get("symbol") == "star"]
+        assert stars == ([] if score is None else [[pytest.approx(100 * score)]])
+        page = " ".join(render(drawn).split())
+        assert ("there is no star" in page) == (score is None)
+        assert ("The star is what won the race." in page) == (score is not None)
+
+
 def test_losses_of_a_supernet_are_drawn_downwards():
     data = example(ranked_by="loss", reference_scores={"full": -0.3, "uniform": -0.9})
     data = replace(data, trials=tuple(replace(t, score=t.score - 1) for t in data.trials))

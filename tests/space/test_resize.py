@@ -120,6 +120,20 @@ def test_a_forward_that_allows_no_other_widths_becomes_its_graph() -> None:
     assert torch.equal(space.build(space.max, weights_of=model).eval()(X), model(X))
 
 
+def test_a_graph_draws_fresh_weights_and_not_those_of_the_network() -> None:
+    """Else a trained network would be what training from scratch begins with."""
+    model = StaticSizes().double().eval()
+    space = trace(model, X)
+    space._own_class = False
+    drawn = [space.build(space.max) for _ in range(2)]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            one, other = (network.get_parameter(f"{name}.weight") for network in drawn)
+            assert not torch.isclose(one, module.weight).any()
+            assert not torch.isclose(one, other).any()
+            torch.testing.assert_close(one.std(), module.weight.std(), rtol=0.3, atol=0.0)
+
+
 def test_chunks_that_lose_their_pattern_become_a_graph() -> None:
     _, space = traced("UnequalChunks")
     assert not space.own_class

@@ -160,6 +160,19 @@ def test_a_bar_on_a_terminal(clock: Clock) -> None:
     assert len(text.strip().splitlines()) == 1
 
 
+def test_the_bar_of_the_whole_run_has_one_clock(clock: Clock) -> None:
+    """That of the plan, and none that guesses from the bar's own speed."""
+    console = Console(force_terminal=True, width=100, file=io.StringIO(), record=True)
+    bars = Bars(console)
+    bars.expect({"train": 60.0, "search": 60.0})
+    bars.stage("train", "train the supernet")
+    train(bars, clock, 1.0, 20)
+    bars.close()
+    overall = re.findall(r"the whole run .*?/100 *(.*?)(?=\n|  train)", console.export_text())
+    assert overall[-1].strip().endswith(" left in all")
+    assert not any(re.search(r"\d:\d\d:\d\d|-:--", shown) for shown in overall)
+
+
 def test_the_bar_is_taken_down_when_training_fails(monkeypatch: Any) -> None:
     console = Console(force_terminal=True, width=100, file=io.StringIO())
     monkeypatch.setattr(progress, "Lines", lambda: Bars(console))
