@@ -68,6 +68,9 @@ class Supernet(nn.Module):
         self._blocks: dict[tuple[object, ...], tuple[slice, ...] | None] = {}
         self._latest: tuple[Plan | None, list[tuple[slice, ...] | None]] = (None, [])
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # none of its own is a layer, and a layer may be called as any of them
+
     @property
     def space(self) -> NetworkSpace:
         return self._space

@@ -261,3 +261,15 @@ def test_concat_module_runs_as_written() -> None:
     net = Supernet(space, "ua")
     net.load_state_dict(model.state_dict())
     close(net(x, space.max), model.train()(x))
+
+
+def test_layers_may_be_called_as_what_it_has_itself() -> None:
+    own = vars(Supernet(space_of("concat"))).keys() - vars(nn.Module()).keys() - {"_graph"}  # which torch.fx has, too
+    x = torch.randn(2, 3, 8, 8)
+    for name in sorted(own):
+        network = nn.Sequential()
+        for layer, part in (("stem", nn.Conv2d(3, 8, 3)), (name, nn.Conv2d(8, 8, 3)), ("head", nn.Conv2d(8, 4, 1))):
+            network.add_module(layer, part)
+        space = trace(network, x)
+        net = randomised(Supernet(space))
+        close(net(x, space.min), space.build(space.min, weights_of=net)(x))
