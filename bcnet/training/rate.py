@@ -20,7 +20,7 @@ from bcnet.training.loop import Progress
 from bcnet.training.retraining import FastStep, Retraining, evaluate, retrain
 from bcnet.training.task import Task
 
-RATES = (0.3, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
+RATES = (0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
 """The rates that may be probed, falling."""
 FIRST = 0.05
 """The rate that is probed first."""

@@ -277,7 +277,9 @@ def test_fetch_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 def test_fetch_into_a_place_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / FILE.name
-    assert failure(fetch, SPACE, tmp_path / "file", source=FILE.parent.as_uri()).startswith(f"cannot write {target} (")
+    assert failure(fetch, SPACE, tmp_path / "file", source=FILE.parent.as_uri()) == (
+        f"cannot write {target}: a file is where a folder should be, so move it away or choose another folder"
+    )
 
 
 # Simulated search -----------------------------------------------------------------------------------------------

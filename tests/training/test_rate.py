@@ -29,7 +29,7 @@ def test_the_highest_rate_near_the_best_of_what_was_probed_is_taken(losses: list
         asked.append(rate)
         return table[rate]
 
-    if all(math.isinf(table[rate]) for rate in RATES[RATES.index(FIRST) - 1 :]):
+    if all(math.isinf(table[rate]) for rate in RATES):
         with pytest.raises(BcnetError, match=r"fine-tuning diverges at every rate from 0\.1 to 0\.001"):
             choose_rate(loss)
         return
@@ -60,7 +60,7 @@ def test_rates_that_diverge_are_passed_by(last: float) -> None:
     ("losses", "best", "probed"),
     [
         ({0.1: 1.639, 0.05: 1.415, 0.03: 1.419}, 0.05, 3),  # the first is the best
-        ({0.3: 1.63, 0.1: 1.322, 0.05: 1.322, 0.03: 1.3215}, 0.1, 4),  # all alike: the highest
+        ({0.1: 1.322, 0.05: 1.322, 0.03: 1.3215}, 0.1, 3),  # all alike: the highest
         ({0.1: 9.0, 0.05: 2.0, 0.03: 1.0, 0.01: 0.5, 0.003: 0.6}, 0.01, 5),
     ],
 )
