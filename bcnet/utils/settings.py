@@ -73,6 +73,8 @@ _MUST_BE = {
     "dataclass": "a group of settings, `key: value`",
     "model": "a group of settings, `key: value`",
 }
+MANY = 8
+"""Choices that a sentence lists; of more, it guesses the one that was meant."""
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -92,7 +94,8 @@ def sentence(error: ValidationError, known: Iterable[str] = ()) -> str:
     must = next((meaning for prefix, meaning in _MUST_BE.items() if kind.startswith(prefix)), "")
     if kind == "literal_error":
         must = context["expected"].replace("'", "")
-        if guess := did_you_mean(value, must.replace(" or ", ", ").split(", ")):
+        choices = must.replace(" or ", ", ").split(", ")
+        if len(choices) > MANY and (guess := did_you_mean(value, choices)):
             return f"{key} is {brief(value)}: {guess}"
     elif bound := next((bound for bound in _BOUNDS if bound in context), None):
         must = f"{_BOUNDS[bound]} {context[bound]:g}"

@@ -60,7 +60,7 @@ TINY = {
         (["--device", "xpu"], "bcnet does not run on the device 'xpu': say cpu, cuda or cuda:1"),
         (["--set", "threads=100000"], "threads is 100000, but it must be at most 256"),
         (["--compare", "unifrom"], "compare.0 is 'unifrom': did you mean 'uniform'?"),
-        (["--start", "train"], "start is 'train': did you mean 'trained'?"),
+        (["--start", "train"], "start is 'train', but it must be trained or scratch"),
         (
             ["--set", "lr=0.1"],
             "unknown key lr: did you mean given.lr or healing.lr or supernet.lr or retrain.lr?",

@@ -107,7 +107,7 @@ def test_a_changed_recipe_is_checked() -> None:
         ("supernet: {lr: fast}", "supernet.lr is 'fast', but it must be a number"),
         ("supernet: {epochs: 1.5}", "supernet.epochs is 1.5, but it must be a whole number"),
         ("supernet: {bf16: perhaps}", "supernet.bf16 is 'perhaps', but it must be true or false"),
-        ("supernet: {schedule: cos}", "supernet.schedule is 'cos': did you mean 'cosine'?"),
+        ("supernet: {schedule: cos}", "supernet.schedule is 'cos', but it must be cosine, step or exponential"),
         ("supernet: 3", "supernet is 3, but it must be a group of settings, `key: value`"),
         ("sampling: {draws: 0}", "sampling.draws is 0, but it must be at least 1"),
         ("distillation: {alpha: 2}", "distillation.alpha is 2, but it must be at most 1"),

@@ -339,7 +339,7 @@ def test_weights_that_do_not_fit(tmp_path: Path, weights: Path, change: Any, sen
             "allot is 'l2-global', which judges trained channels: it needs start: trained",
         ),
         ({"least": 0}, "least is 0, but it must be at least 1"),
-        ({"keep": "l3"}, "keep is 'l3': did you mean 'l2'?"),
+        ({"keep": "l3"}, "keep is 'l3', but it must be l1, l2, bn-scale, taylor, fpgm, lamp or random"),
     ],
 )
 def test_recipes_that_cannot_be_meant(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
