@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import signal
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bcnet.data import from_loaders
 from bcnet.data.source import LoaderSource, Source
-from bcnet.errors import BcnetError
+from bcnet.errors import BcnetError, NotFinite
 from bcnet.supernet.paths import PathSampling
 from bcnet.supernet.training import train_supernet
 from bcnet.training import checkpoint
@@ -128,15 +129,24 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     source = LoaderSource(batches(bad=3))
     with pytest.raises(BcnetError) as error:
         train_supernet(toy.supernet(), source, toy.config(warmup=0), folder=tmp_path)
-    assert str(error.value) == (
-        "the loss became infinite or NaN by step 4 (learning rate 0.08536): "
-        f"the last good checkpoint is in {tmp_path}; lower lr, add warmup or clip the gradient"
-    )
+    assert str(error.value) == "batch 4 of the training data holds values that are infinite or NaN: clean it"
     tree = checkpoint.unpack(*checkpoint.load(tmp_path))
     assert tree["step"] == 3
     assert all(torch.isfinite(tensor).all() for tensor in tree["net"].values())
-    with pytest.raises(BcnetError, match=r"by step 12 .*: nothing was saved yet; lower lr"):
+    with pytest.raises(BcnetError, match=r"^batch 4 of the training data holds values"):
         train_supernet(toy.supernet(), source, toy.config())
+
+
+def test_a_loss_that_overflows_says_what_is_left(tmp_path: Path) -> None:
+    """Not the data's fault: after the first steps the loss itself is divided by zero."""
+    calls = itertools.count()
+    task = Task(lambda o, y: F.cross_entropy(o, y) / float(next(calls) < 12), lambda o, y: o[:, 0])
+    with pytest.raises(NotFinite) as error:
+        train_supernet(toy.supernet(), toy.source(), toy.config(), task, tmp_path)
+    assert str(error.value).startswith("the loss became infinite or NaN by step ")
+    assert str(error.value).endswith(
+        f"the last good checkpoint is in {tmp_path}; lower lr, add warmup or clip the gradient"
+    )
 
 
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
