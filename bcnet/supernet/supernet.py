@@ -69,7 +69,11 @@ class Supernet(nn.Module):
         self._latest: tuple[Plan | None, list[tuple[slice, ...] | None]] = (None, [])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # none of its own is a layer, and a layer may be called as any of them
+        # What is private here is no layer, and a network's layer may have the same name.
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     @property
     def space(self) -> NetworkSpace:
