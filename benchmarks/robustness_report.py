@@ -13,7 +13,8 @@ from typing import Any
 from bcnet.utils.provenance import origin
 
 PLACE = Path("docs/results")
-FILES = ("attacks.json", "kill.json", "kill-2.json", "kill-3.json", "soak.json", "soak-search.json", "fuzz.json")
+KILLS = ("kill.json", "kill-2.json", "kill-3.json", "kill-4.json")
+FILES = ("attacks.json", *KILLS, "soak.json", "soak-search.json", "fuzz.json")
 """Attacks and their tests, kills of one process and of two, soak of the store and of a search, and fuzz."""
 
 
