@@ -33,7 +33,6 @@ from bcnet.utils.provenance import origin, provenance
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 NETWORKS = ("full", "uniform", "found")
-AGAIN = RESULTS / "example-again.json"
 TEST_DIGITS = 719
 """Test image i is made of the test digit i mod 719."""
 
@@ -154,7 +153,8 @@ def write_page(found: dict[str, Any]) -> None:
         "first, and of those too close to call the first wins. With two standard errors as too close, which no "
         "seed had a part in, seed 10 ended at 74.02 % and seed 11 at 76.84 %: on seed 10 the search's choice won, "
         "though a rule was ahead of it by 1.5 standard errors. That changed the rule to one standard error, so "
-        f"these two seeds had a part in it, the other eight had none{_again()}.",
+        "these two seeds had a part in it, the other eight had none. The table is of all ten with the race as it is "
+        f"now{_commits(found)}.",
         "",
     ]
     (RESULTS / "example.md").write_text("\n".join(lines), "utf-8")
@@ -168,18 +168,14 @@ def _lead(rows: list[dict[str, Any]]) -> tuple[int, float, float]:
     return sum(one["points"] > one["half"] for one in over), float(points.mean()), float(half)
 
 
-def _again() -> str:
-    """What is known of a newer race, where not all seeds of the table have been run with it yet."""
-    if not AGAIN.is_file():
-        return "; all ten were run with it"
-    rows = json.loads(AGAIN.read_text("utf-8"))["seeds"]
-    clear, mean, half = _lead(rows)
-    each = ", ".join(f"{row['seed']}: {100 * row['found']['score']:.2f}" for row in rows)
-    return (
-        f". **The table above is of the race before all that**: with the race as it is now, seeds {rows[0]['seed']} to "
-        f"{rows[-1]['seed']} have been run ([{AGAIN.name}]({AGAIN.name})), the others have not; found beats uniform by "
-        f"more than chance on {clear} of {len(rows)}, by {mean:.2f} ± {half:.2f} points ({each} %)"
-    )
+def _commits(found: dict[str, Any]) -> str:
+    """Which code ran which seeds, where it was not the same for all."""
+    seeds: dict[str, list[int]] = {}
+    for row in found["seeds"]:
+        seeds.setdefault(row.get("commit", found["commit"])[:12], []).append(row["seed"])
+    if len(seeds) == 1:
+        return ""
+    return ": " + ", ".join(f"{some[0]} to {some[-1]} at commit {commit}" for commit, some in seeds.items())
 
 
 def _line(row: dict[str, Any]) -> str:
