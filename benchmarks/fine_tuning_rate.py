@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reconstruction import RESULTS, Inverted, network
+from reconstruction import RESULTS, Inverted, network, read
 from scipy import stats
 from torch import Tensor, nn
 
@@ -200,10 +200,6 @@ def run(given: argparse.Namespace) -> None:
             with given.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(*about, rate, epochs, row.get("held"), row.get("test"), row["seconds"], flush=True)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 Probes = dict[float, float]

@@ -98,13 +98,13 @@ class Images:
     def __init__(self, folder: Path):
         given = read_cifar10(folder)
         order = torch.randperm(50_000, generator=torch.Generator().manual_seed(0))
-        x, y = self._small(given.train.images), torch.from_numpy(given.train.labels)
+        x, y = self.small(given.train.images), torch.from_numpy(given.train.labels)
         self.x, self.y = x[order[:IMAGES]], y[order[:IMAGES]]
         self.held = x[order[IMAGES : IMAGES + HELD]], y[order[IMAGES : IMAGES + HELD]]
-        self.test = self._small(given.test.images), torch.from_numpy(given.test.labels)
+        self.test = self.small(given.test.images), torch.from_numpy(given.test.labels)
 
     @staticmethod
-    def _small(images: np.ndarray) -> Tensor:
+    def small(images: np.ndarray) -> Tensor:
         x = F.avg_pool2d(torch.from_numpy(images).float(), 2)
         return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 

@@ -14,6 +14,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from fastnas import search as fastnas
 from fine_tuning_rate import figures
 from intervals import interval
 from pruners import prune
-from reconstruction import RESULTS, network
+from reconstruction import RESULTS, Images, network, read
 from torch import Tensor, nn
 
 import bcnet
-from bcnet.data.cifar10 import MEAN, STD, read_cifar10
+from bcnet.data.cifar10 import read_cifar10
 from bcnet.data.half import halves
 from bcnet.data.source import Data, from_loaders
 from bcnet.space.network import trace
@@ -80,8 +81,8 @@ class Trained:
         self.seed = seed
         found = read_cifar10(cifar)
         order = np.random.default_rng(0).permutation(len(found.train.labels))[: TRAIN + HELD]
-        x, y = _small(found.train.images[order]), torch.from_numpy(found.train.labels[order])
-        tests = _small(found.test.images), torch.from_numpy(found.test.labels)
+        x, y = Images.small(found.train.images[order]), torch.from_numpy(found.train.labels[order])
+        tests = Images.small(found.test.images), torch.from_numpy(found.test.labels)
         self.loaders = Augmented(x[:TRAIN], y[:TRAIN]), _batches(x[TRAIN:], y[TRAIN:]), _batches(*tests)
         torch.manual_seed(seed)
         self.model = network(NETWORK)
@@ -131,7 +132,7 @@ class Trained:
             lambda lr: probe_loss(self.cutter.cut(kept), lr, self.data, config, teacher=self.model)
         )
         slim: nn.Module = self.cutter.cut(kept)
-        config = Retraining(_at(rate), Distillation(alpha=0.9, temperature=4.0), seed=self.seed)
+        config = replace(config, optimisation=replace(TUNED, lr=rate))
         retrain(slim, self.data.train, config, teacher=self.model)
         return {
             "widths": [len(stay) for stay in kept],
@@ -148,15 +149,6 @@ class Trained:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = Path(folder) / "sensitivity.pt"
             return fastnas(self.cutter, self.flops, some, self.loaders[1], checkpoint, "fp32")
-
-
-def _at(rate: float) -> Optimisation:
-    return Optimisation(epochs=EPOCHS, lr=rate, warmup=0.5, weight_decay=5e-4, head=64.0)
-
-
-def _small(images: np.ndarray) -> Tensor:
-    x = torch.nn.functional.avg_pool2d(torch.from_numpy(images).float(), 2)
-    return (x - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
 def _batches(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -184,10 +176,6 @@ def run(given: argparse.Namespace) -> None:
         if "found" in wanted:
             for method, row in trained.by_bcnet().items():
                 keep(method, row)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def page(rows: list[dict[str, Any]]) -> str:
