@@ -45,11 +45,8 @@ def keep_as_buffer(network: nn.Module, name: str, tensor: Tensor) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network within ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel``, which compute the same."""
-    while True:
-        within = model.module if isinstance(model, _PARALLEL) else getattr(model, "_orig_mod", None)
-        if not isinstance(within, nn.Module):
-            return model
-        model = within
+    within = model.module if isinstance(model, _PARALLEL) else getattr(model, "_orig_mod", None)
+    return unwrapped(within) if isinstance(within, nn.Module) else model
 
 
 def duplicate(model: nn.Module) -> nn.Module:
