@@ -49,6 +49,14 @@ class Cutter:
             kept.append(sorted(torch.argsort(score, descending=True, stable=True)[:width].tolist()))
         return kept
 
+    def widened(self, kept: Kept, widths: Widths, scores: Sequence[Tensor]) -> Kept:
+        """``kept`` with the best of the other channels added, by ``scores``, until it has ``widths``."""
+        wider = []
+        for stay, width, score in zip(kept, widths.tolist(), scores, strict=True):
+            others = [c for c in torch.argsort(score, descending=True, stable=True).tolist() if c not in set(stay)]
+            wider.append(sorted([*stay, *others[: width - len(stay)]]))
+        return wider
+
     def cut(self, kept: Kept) -> nn.Module:
         """The network that has the channels ``kept`` alone."""
         model = copy.deepcopy(self.model)

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 import bcnet
 from bcnet.data.source import Data, from_loaders
 from bcnet.errors import BcnetError
-from bcnet.latency.compare import compare_backend
+from bcnet.latency.compare import compare_latency
+from bcnet.latency.onnx import as_onnx
 from bcnet.latency.table import measure_table
 from bcnet.latency.timing import TimingConfig
 from bcnet.models.load import load_model
@@ -70,10 +71,11 @@ RECIPE: dict[str, Any] = {
 
 
 class Batches:
-    """Images (n, 3, 16, 16) and labels in batches; ``augment`` shuffles, mirrors and shifts them."""
+    """Images (n, 3, H, W) and labels in batches; ``augment`` shuffles, mirrors and shifts them by up to an eighth."""
 
     def __init__(self, x: Tensor, y: Tensor, augment: bool):
         self.x, self.y, self.augment = x, y, augment
+        self.shift = x.shape[-1] // 8
 
     def __len__(self) -> int:
         return len(self.y) // BATCH
@@ -85,7 +87,7 @@ class Batches:
             if self.augment:
                 mirrored = (torch.rand(len(at)) < 0.5)[:, None, None, None]
                 x = torch.where(mirrored, x.flip(3), x)
-                x = torch.roll(x, tuple(torch.randint(-2, 3, (2,)).tolist()), (2, 3))
+                x = torch.roll(x, tuple(torch.randint(-self.shift, self.shift + 1, (2,)).tolist()), (2, 3))
             yield x, self.y[at]
 
 
@@ -109,7 +111,8 @@ def base(name: str, seed: int, bases: Path) -> nn.Module:
 def ratios(network: nn.Module, slim: nn.Module, example: Tensor | None = None) -> list[float]:
     """The latency of ``slim`` over that of ``network``, in alternating passes, several times over."""
     example = torch.zeros(1, 3, 16, 16) if example is None else example
-    found = (compare_backend({"full": network, "slim": slim}, example, BACKEND) for _ in range(TURNS))
+    with as_onnx(network, (example,)) as full, as_onnx(slim, (example,)) as other:
+        found = [compare_latency({"full": full, "slim": other}, example) for _ in range(TURNS)]
     return sorted(one["slim"] / one["full"] for one in found)
 
 

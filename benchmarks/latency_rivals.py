@@ -143,10 +143,7 @@ def prune(args: argparse.Namespace) -> None:
         start = time.perf_counter()
         kept = pruned(cutter, method, cutter.limit, [])
         scores = cutter.importance(None if method.endswith("l2") else _fpgm())
-        for stay, width, score in zip(kept, cutter.padded(cutter_widths(kept)).tolist(), scores, strict=True):
-            others = [c for c in torch.argsort(score, descending=True, stable=True).tolist() if c not in set(stay)]
-            stay.extend(others[: width - len(stay)])
-            stay.sort()
+        kept = cutter.widened(kept, cutter.padded(cutter_widths(kept)), scores)
         entries[method] = {"kept": kept, **facts(cutter, cutter_widths(kept)), "seconds": time.perf_counter() - start}
         print(method, cutter_widths(kept).tolist(), f"{entries[method]['predicted']:.3f}", flush=True)
         write(args, entries, {})

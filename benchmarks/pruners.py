@@ -63,13 +63,43 @@ def prune(cutter: Cutter, method: str, flops: float, batches: list[Batch]) -> Ke
     raise BcnetError(f"{method} does not reach {flops:,.0f} FLOPs: raise the budget")
 
 
+def widest(cutter: Cutter, method: str, holds: Callable[[Kept], bool], halvings: int) -> Kept | None:
+    """The channels of the widest network of ``method`` for which ``holds`` is true, by bisection of the way that it
+    prunes; None where there is none. For criteria that need no gradients."""
+    _, scope, scorer = method.split("-")
+    if scope == "local":
+        ratios = [step / STEPS for step in range(1, STEPS)]
+        way: Callable[[int], Kept] = lambda at: _local(cutter, cutter.model, scorer, ratios[at]).kept  # noqa: E731
+        count = len(ratios)
+    else:
+        work, steps = _Work(cutter, cutter.model, scorer, scope, 1.0, STEPS), []
+        for _ in range(round(MOST * STEPS)):
+            work.step()
+            steps.append(work.kept)
+        way, count = steps.__getitem__, len(steps)
+    low, high, best = 0, count - 1, None
+    for _ in range(halvings):
+        middle = (low + high) // 2
+        kept = way(middle)
+        if holds(kept):
+            high, best = middle, kept
+        else:
+            low = middle
+    return best
+
+
+def _local(cutter: Cutter, model: nn.Module, scorer: str, ratio: float) -> _Work:
+    work = _Work(cutter, model, scorer, "local", ratio, 1)
+    work.step()
+    return work
+
+
 def _bisected(cutter: Cutter, model: nn.Module, scorer: str, flops: float) -> Kept:
     """The least ratio of local pruning that holds the budget."""
     low, high, best = 0.0, 1.0, None
     for _ in range(HALVINGS):
         ratio = (low + high) / 2
-        work = _Work(cutter, model, scorer, "local", ratio, 1)
-        work.step()
+        work = _local(cutter, model, scorer, ratio)
         if work.flops <= flops:
             high, best = ratio, work.kept
         else:
