@@ -6,6 +6,7 @@ constant that varies with the widths; with its slots filled the graph runs at an
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,7 +154,15 @@ def graph_network(
     return module.train()
 
 
-_TAKEN = set(dir(fx.GraphModule)) - set(dir(nn.Module)) - {"code"}
+def _own_names() -> set[str]:
+    """The attributes that torch gives a module of a graph, beyond those of every module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own = fx.GraphModule(nn.Module(), fx.Graph())
+    return set(dir(own)) - set(dir(nn.Module()))
+
+
+_TAKEN = _own_names() - {"code"}
 
 
 class GraphNetwork(fx.GraphModule):

@@ -11,7 +11,7 @@ import torch
 from held import zeroed
 from test_coupling import three_widths
 from tiny_networks import NETWORKS, Tiny, X, conv, tiny, traced
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from bcnet.errors import BcnetError
 from bcnet.space.network import trace
@@ -138,6 +138,25 @@ def test_chunks_that_lose_their_pattern_become_a_graph() -> None:
     _, space = traced("UnequalChunks")
     assert not space.own_class
     assert type(space.build(space.min)).__name__ == "GraphNetwork"
+
+
+def _torchs_own_names() -> list[str]:
+    own = fx.GraphModule(nn.Module(), fx.Graph())
+    return sorted(name for name in set(dir(own)) - set(dir(nn.Module())) if not name.startswith("__"))
+
+
+@pytest.mark.parametrize("name", _torchs_own_names())
+def test_layers_called_as_what_torch_has_itself_work_or_are_named(name: str) -> None:
+    model = nn.Sequential()
+    model.add_module(name, nn.Conv2d(3, 8, 3))
+    model.append(nn.Conv2d(8, 4, 1)).double()
+    if name == "code":
+        assert trace(model, X).own_class
+    else:
+        with pytest.raises(BcnetError, match=f"cannot have a part called '{name}': rename it in the model"):
+            trace(model, X)
+        renamed = nn.Sequential(*model.children())
+        assert len(trace(renamed, X).variables) == 1
 
 
 def test_a_graph_follows_training_mode() -> None:
