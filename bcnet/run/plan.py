@@ -160,12 +160,12 @@ def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
     epoch = steps * (pace.slim + pace.taught)
     found = {"given": 2 * pace.look + (0.0 if _knows(run) else r.given.epochs * steps * pace.full)}
     if r.scorer == "supernet":
-        found |= {"train": r.supernet.epochs * steps * pace.supernet, "search": 2 * r.search.evaluations * pace.look}
+        found |= {"train": r.supernet.epochs * steps * pace.supernet, "search": 2 * _evaluations(run) * pace.look}
     else:
         heal = r.healing.steps * pace.slim if r.scorer == "steps" else 0.0
         each = pace.look + r.healing.calibration * pace.slim / 3
         tried = len(RATES) if heal and r.healing.lr is None else 0
-        found["search"] = (r.search.evaluations + tried) * (heal + each) + SCREENED * r.search.population * each
+        found["search"] = (_evaluations(run) + tried) * (heal + each) + SCREENED * r.search.population * each
     others = r.repeats * sum(name != "full" for name in r.compare) + r.repeats - (r.race is not None)
     if r.retrain.lr is None:
         probe, batches = probe_length(r.retrain.epochs, steps)
@@ -175,6 +175,11 @@ def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
         settling = min(SETTLING, steps) * (pace.slim + pace.taught)
         found["race"] = epochs * epoch + measured * (settling + pace.look)
     return {**found, "retrain": others * r.retrain.epochs * epoch}
+
+
+def _evaluations(run: Run) -> int:
+    """How many configurations are scored at the most: a small space has no more."""
+    return min(run.recipe.search.evaluations, run.space.size)
 
 
 def _knows(run: Run) -> bool:
@@ -192,7 +197,7 @@ def _from_scratch(run: Run, pace: _Pace) -> dict[str, float]:
         epochs["random"] += r.random.networks * r.random.epochs
     return {
         "train": r.supernet.epochs * steps * pace.supernet,
-        "search": 2 * r.search.evaluations * pace.look,
+        "search": 2 * _evaluations(run) * pace.look,
         "retrain": sum(n * steps * (pace.full if name == "full" else pace.slim) for name, n in epochs.items()),
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import test_enumeration as networks
@@ -148,3 +150,19 @@ def test_networks_of_one_layer() -> None:
     found = SharedEvaluator(net, [toy.images(16)]).measure(some(net, 3))
     wanted = Evaluator(net, [toy.images(16)]).measure(some(net, 3))
     np.testing.assert_allclose(found.loss, wanted.loss, rtol=1e-5)
+
+
+def test_what_is_kept_goes_with_the_evaluator() -> None:
+    """Hundreds of megabytes: they do not wait for Python to look for reference cycles."""
+    net, data = networks.supernet("digits", "bcv2"), networks.batches("digits", 16)
+    gc.collect()
+    with Allocations() as allocations:
+        evaluator = SharedEvaluator(net, data, by="loss")
+        evaluator.score_many(some(net, 20))
+        held = allocations.live
+        gc.disable()
+        try:
+            del evaluator
+            assert allocations.live < held / 2
+        finally:
+            gc.enable()

@@ -9,6 +9,7 @@ rounding (relative 1e-5), and never depend on which other configurations were as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import prod
@@ -156,16 +157,33 @@ def walk(walker: Walker, x: Tensor, ranks: Ranks, kept: Prefixes, batch: int) ->
     ``kept`` has what earlier walks on this ``batch`` came upon.
     """
     keys = [(batch, walker.side, *row) for row in ranks.tolist()]
+    descent = _Descent(walker, ranks, kept, keys)
+    descent.stand(keys[0][:2], lambda: walker.start(x))
+    yield from descent.outputs(list(range(len(ranks))), 0)
+    walker.values.clear()
 
-    def stand(key: tuple[object, ...], compute: Callable[[], None]) -> None:
-        found = kept.get(key)
+
+@dataclass(frozen=True)
+class _Descent:
+    """The way of :func:`walk`. No closures that call themselves: in their cycle the activations would outlive it."""
+
+    walker: Walker
+    ranks: Ranks
+    kept: Prefixes
+    keys: Sequence[tuple[object, ...]]
+
+    def stand(self, key: tuple[object, ...], compute: Callable[[], None]) -> None:
+        """Have the values of the prefix ``key``."""
+        found = self.kept.get(key)
         if found is not None:
-            walker.values.update(found)
+            self.walker.values.update(found)
         else:
             compute()
-            kept.keep(key, walker.values, len(key) - 2)
+            self.kept.keep(key, self.walker.values, len(key) - 2)
 
-    def descend(rows: list[int], depth: int) -> Iterator[tuple[int, Tensor]]:
+    def outputs(self, rows: list[int], depth: int) -> Iterator[tuple[int, Tensor]]:
+        """Of ``rows`` that agree in the first ``depth`` candidates."""
+        walker, ranks = self.walker, self.ranks
         if depth == walker.tail:
             for row in rows:
                 walker.choose_rest(ranks[row, depth:].tolist())
@@ -174,13 +192,9 @@ def walk(walker: Walker, x: Tensor, ranks: Ranks, kept: Prefixes, batch: int) ->
         for rank in sorted({int(ranks[row, depth]) for row in rows}):
             some = [row for row in rows if ranks[row, depth] == rank]
             walker.take(depth, rank)
-            stand(keys[some[0]][: depth + 3], partial(walker.run, depth + 1))
-            yield from descend(some, depth + 1)
+            self.stand(self.keys[some[0]][: depth + 3], partial(walker.run, depth + 1))
+            yield from self.outputs(some, depth + 1)
         walker.leave(depth)
-
-    stand(keys[0][:2], lambda: walker.start(x))
-    yield from descend(list(range(len(ranks))), 0)
-    walker.values.clear()
 
 
 def best_tail(space: NetworkSpace, tree: Tree, units: Sequence[Sequence[int]], ranks: Ranks) -> int:
