@@ -207,22 +207,29 @@ def page(rows: Sequence[dict[str, Any]], part: str) -> str:
     best = max(said, key=lambda one: _kendall(one.values, -loss))
     lines = ["| opinion | Kendall, test loss (95 %) | below the best | accuracy | its favourite | its best five | s |"]
     lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
-    for one in [*said, held]:
-        order = np.argsort(-one.values, kind="stable")
-        low, high = _interval(lambda at, one=one: _kendall(one.values[at], -loss[at]), len(names))
-        apart = _interval(
-            lambda at, one=one: _kendall(best.values[at], -loss[at]) - _kendall(one.values[at], -loss[at]), len(names)
-        )
-        below = "" if one in (best, held) else f"{apart[0]:+.2f} to {apart[1]:+.2f}"
-        cells = f"{_kendall(one.values, -loss):.2f} ({low:.2f} to {high:.2f}) | {below} | {_kendall(one.values, accuracy):.2f}"
-        lines.append(
-            f"| {one.words} | {cells} | {accuracy[order[0]]:.2f} | {accuracy[order[:5]].mean():.2f} | {one.seconds:.1f} |"
-        )
+    lines += [_row(one, None if one is best or one is held else best, loss, accuracy) for one in [*said, held]]
     given = tuned[names[0]]["given"]["accuracy"]
     lines += ["", f"{len(names)} networks; the given one has {given:.2f} %. Test accuracy: uniform "]
     lines[-1] += f"{tuned['uniform']['test']['accuracy']:.2f}, the mean {accuracy.mean():.2f}, the best "
     lines[-1] += f"{accuracy.max():.2f} ({names[int(accuracy.argmax())]})."
     return "\n".join(lines)
+
+
+def _row(one: Opinion, best: Opinion | None, loss: Floats, accuracy: Floats) -> str:
+    """How ``one`` agrees with what came out, and how much less than the ``best`` does."""
+
+    def agrees(values: Floats, at: Any = slice(None)) -> float:
+        return _kendall(values[at], -loss[at])
+
+    order = np.argsort(-one.values, kind="stable")
+    low, high = _interval(lambda at: agrees(one.values, at), len(loss))
+    below = ""
+    if best is not None:
+        least, most = _interval(lambda at: agrees(best.values, at) - agrees(one.values, at), len(loss))
+        below = f"{least:+.2f} to {most:+.2f}"
+    cells = [f"{agrees(one.values):.2f} ({low:.2f} to {high:.2f})", below, f"{_kendall(one.values, accuracy):.2f}"]
+    cells += [f"{accuracy[order[0]]:.2f}", f"{accuracy[order[:5]].mean():.2f}", f"{one.seconds:.1f}"]
+    return f"| {one.words} | {' | '.join(cells)} |"
 
 
 def write_page(rows: Sequence[dict[str, Any]]) -> None:
