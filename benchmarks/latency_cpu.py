@@ -42,11 +42,11 @@ SEEDS = (1, 2, 3)
 RIVALS = ("tp-global-l2", "tp-local-l2", "tp-isomorphic-l2", "tp-global-fpgm")
 VECTOR, HALVINGS = 16, 8
 TAUGHT = Distillation(alpha=0.9, temperature=4.0)
-HOW = Optimisation(epochs=4, lr=0.05, warmup=0.5, weight_decay=5e-4)
+HOW = Optimisation(epochs=3, lr=0.05, warmup=0.5, weight_decay=5e-4)
 RECIPE: dict[str, Any] = {
     "latency": {"backend": BACKEND, "threads": 1},
     "healing": {"steps": 20},
-    "search": {"evaluations": 24, "population": 12},
+    "search": {"evaluations": 16, "population": 8},
     "race": {"finalists": 4, "rounds": 1, "epochs": 1},
     "retrain": {"epochs": HOW.epochs, "lr": HOW.lr},
     "compare": ["full"],
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("what", choices=["train", "run", "page"])
     parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
-    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
+    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS[:2]))
     parser.add_argument("--out", type=Path, default=RESULTS / "latency-cpu.jsonl")
     parser.add_argument("--cache", type=Path, default=Path("build/latency-cpu"), help="for weights and run folders")
     given = parser.parse_args()

@@ -78,7 +78,7 @@ def check_recipe(
     recipe = Recipe.read(place)
     require_trust(recipe, trust)
     space, full = make_space(load_model(recipe.model, recipe.input), recipe)
-    latency = needed_latency(space, recipe)
+    latency = needed_latency(space, full, recipe)
     costs = space.costs if latency is None else {**space.costs, "latency": latency}
     wanted: list[tuple[str, ...]] = [(target,) for target in recipe.targets]
     checked = [

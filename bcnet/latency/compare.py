@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.latency.onnx import as_onnx
-from bcnet.latency.timing import clock
+from bcnet.latency.table import LatencyTable, Measured
+from bcnet.latency.timing import TimingConfig, clock, threads
+from bcnet.space.network import NetworkSpace
+from bcnet.space.widths import Widths
 
 ROUNDS = 50
 LONGEST = 5.0  # seconds of measuring
@@ -43,3 +46,18 @@ def compare_backend(networks: Mapping[str, nn.Module], example: Tensor, backend:
     with ExitStack() as stack:
         written = {name: stack.enter_context(as_onnx(net.cpu(), inputs)) for name, net in networks.items()}
         return compare_latency(written, inputs[0])
+
+
+def measure_side_by_side(
+    space: NetworkSpace, table: LatencyTable, rows: Sequence[Widths], config: TimingConfig
+) -> list[Measured]:
+    """Networks at widths ``rows`` as ``table`` predicts them and as they are measured, in alternating passes: how they
+    compare with each other is then certain, whatever else the machine does."""
+    networks = {str(i): space.build(row, weights_of=space.model).eval() for i, row in enumerate(rows)}
+    with threads(config.threads):
+        found = compare_backend(networks, space.example[0][:1], config.backend)
+    guesses = table(np.stack(rows)).tolist()
+    return [
+        Measured(tuple(row.tolist()), float(guess), 1e6 * found[str(i)], fitted=False)
+        for i, (row, guess) in enumerate(zip(rows, guesses, strict=True))
+    ]

@@ -3,7 +3,8 @@
 Every convolution and linear layer is timed over a grid of input and output channels. What is between
 them (norms, activations, additions) is taken to cost in proportion to the activations it writes. Whole
 networks at some widths then say what a unit of both is worth, and what a pass costs besides; others,
-which the fit has not seen, say how far predictions are off.
+which the fit has not seen, say how far predictions are off. Near a budget, where a search looks, a table can be
+aimed better (:meth:`LatencyTable.aimed`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from bcnet.space.widths import Floats, Widths
 FORMAT_VERSION = 1
 GRID = 4
 FITTED, CHECKED = 10, 4
+STEEPEST, APART = 3.0, 1.25
+"""The largest exponent that a table is aimed with, and how far apart, as a ratio, the predictions must be that tell."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class LatencyTable:
 
     M layers have a table (M, G, G) over the channels in ``rows`` (M, G) and ``columns`` (M, G), which are
     linear forms (M, 1 + L) of the widths; ``traffic`` (1 + L,) counts the activations in between;
-    ``weights`` (3,) price a pass, a nanosecond of layers, and an activation.
+    ``weights`` (3,) price a pass, a nanosecond of layers, and an activation; the sum is raised to ``exponent``.
     """
 
     facts: dict[str, Any]
@@ -67,10 +70,11 @@ class LatencyTable:
     traffic: Floats
     weights: Floats
     networks: tuple[Measured, ...] = field(default=())
+    exponent: float = 1.0
 
     def __call__(self, widths: ArrayLike) -> NDArray[np.int64]:
         parts = self.parts(np.atleast_2d(np.asarray(widths, dtype=np.float64)))
-        return np.rint(parts @ self.weights).astype(np.int64)
+        return np.rint((parts @ self.weights) ** self.exponent).astype(np.int64)
 
     def parts(self, widths: Floats) -> Floats:
         """One, nanoseconds of layers and activations in between, for widths (n, L): (n, 3)."""
@@ -81,7 +85,26 @@ class LatencyTable:
 
     def corrected(self, factor: float) -> LatencyTable:
         """The table with all its predictions times ``factor``."""
-        return replace(self, weights=factor * self.weights)
+        return replace(self, weights=factor ** (1 / self.exponent) * self.weights)
+
+    def aimed(self, taught: Sequence[Measured], unseen: Sequence[Measured]) -> LatencyTable:
+        """The table bent so that it is right for ``taught`` networks, the full one and some near a budget.
+
+        Layers that are fast alone may wait for each other or for memory in a network, so that half of the predicted
+        latency may be two thirds of it when measured. ``measured = scale * predicted ** exponent`` holds between the
+        full network and the budget; ``unseen`` ones say how far predictions are off there.
+        """
+        given = [m.widths for m in (*taught, *unseen)]
+        x = np.log(self(given))
+        y = np.log([m.measured for m in taught])
+        known = x[: len(taught)]
+        bends = float(np.ptp(known)) > np.log(APART)
+        slope = float(np.clip(np.polyfit(known, y, 1)[0], 1 / STEEPEST, STEEPEST)) if bends else 1.0
+        scale = float(np.exp((y - slope * known).mean() / slope))
+        bent = replace(self, weights=scale * self.weights, exponent=slope)
+        told = zip((*taught, *unseen), bent(given).tolist(), strict=True)
+        networks = [replace(m, predicted=float(guess), fitted=i < len(taught)) for i, (m, guess) in enumerate(told)]
+        return replace(bent, networks=tuple(networks))
 
     @property
     def error(self) -> float:
@@ -108,6 +131,8 @@ class LatencyTable:
             and finite
             and all((np.diff(grid, axis=1) >= 0).all() for grid in (self.rows, self.columns))
             and isinstance(self.facts, dict)
+            and isinstance(self.exponent, float)
+            and 1 / STEEPEST <= self.exponent <= STEEPEST
             and all(isinstance(layer, str) for layer in self.layers)
             and all(isinstance(n.fitted, bool) and len(n.widths) == inputs[0] - 1 for n in self.networks)
             and all(isinstance(value, (int, float)) and 0 < float(value) < np.inf for value in measured)
@@ -126,9 +151,9 @@ class LatencyTable:
             if data.pop("format") != "bcnet.latency" or data.pop("version") != FORMAT_VERSION:
                 raise ValueError
             networks = tuple(Measured(**{**m, "widths": tuple(m["widths"])}) for m in data.pop("networks"))
-            facts, layers = data.pop("facts"), tuple(data.pop("layers"))
+            facts, layers, exponent = data.pop("facts"), tuple(data.pop("layers")), data.pop("exponent", 1.0)
             arrays = {name: np.array(values, dtype=np.float64) for name, values in data.items()}
-            found = cls(facts, layers, networks=networks, **arrays)
+            found = cls(facts, layers, networks=networks, exponent=exponent, **arrays)
             if not found._fits_together():
                 raise ValueError
             return found

@@ -27,6 +27,7 @@ from bcnet.data.half import halves
 from bcnet.data.load import load_data
 from bcnet.data.source import Batch, Data, Source
 from bcnet.errors import BcnetError
+from bcnet.latency.compare import measure_side_by_side
 from bcnet.latency.table import LatencyTable, measure_table
 from bcnet.models.load import LoadedModel, load_model
 from bcnet.models.weights import load_weights
@@ -35,6 +36,7 @@ from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.weights import fill, finite
 from bcnet.search.constraints import Budget, Constraints, parse_budget
+from bcnet.search.strategies.neighbours import near
 from bcnet.space.cost import Cost
 from bcnet.space.importance import UnitScores, importance, taylor
 from bcnet.space.network import NetworkSpace, trace
@@ -50,6 +52,9 @@ from bcnet.utils.provenance import commit, package_version
 from bcnet.utils.random_state import kept_random_state
 
 TAYLOR_BATCHES = 8
+AROUND, UNSEEN = 6, 2
+"""Networks near a budget of latency that are measured, beside uniform scaling, so that predictions are right there, and
+how many of them only check this."""
 
 
 class Run(RunFolder):
@@ -291,7 +296,11 @@ def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Width
 
 def needs_latency(recipe: Recipe) -> bool:
     """Whether a budget names latency."""
-    return any(text.partition("=")[0].strip() == "latency" for text in (*recipe.budgets, *recipe.targets))
+    return any(_of_latency(text) for text in (*recipe.budgets, *recipe.targets))
+
+
+def _of_latency(text: str) -> bool:
+    return text.partition("=")[0].strip() == "latency"
 
 
 def rounding(recipe: Recipe, model: nn.Module) -> int:
@@ -309,12 +318,28 @@ def rounding(recipe: Recipe, model: nn.Module) -> int:
     return next(number for number in (16, 8, 4, 2, 1) if number <= min(liked, max(1, most)))
 
 
-def needed_latency(space: NetworkSpace, recipe: Recipe, listener: Listener | None = None) -> LatencyTable | None:
-    """The latency of one input, measured if a budget names it; ``listener`` is told how far it is."""
+def needed_latency(
+    space: NetworkSpace, full: Widths, recipe: Recipe, listener: Listener | None = None
+) -> LatencyTable | None:
+    """The latency of one input, measured if a budget names it, and true near the budgets above all; ``listener`` is
+    told how far it is."""
     if not needs_latency(recipe):
         return None
     heard = listener or Listener()
-    return measure_table(space, recipe.latency, lambda done, total: heard.step("latency", done, total, {}))
+    table = measure_table(space, recipe.latency, lambda done, total: heard.step("latency", done, total, {}))
+    costs = {**space.costs, "latency": table}
+    rows: list[Widths] = [full]
+    unseen: list[Widths] = []
+    for budgets in [[target] for target in recipe.targets if _of_latency(target)] or [list(recipe.budgets)]:
+        within, rng = make_constraints(space, full, costs, budgets), np.random.default_rng(0)
+        if within.feasible(space.min[None])[0]:  # the others are refused in a moment
+            uniform = space.decode(within.uniform_index())[None]
+            around = near(within, uniform, AROUND, rng)
+            rows, unseen = [*rows, *uniform, *around[UNSEEN:]], [*unseen, *around[:UNSEEN]]
+    if not unseen:
+        return table
+    measured = measure_side_by_side(space, table, [*rows, *unseen], recipe.latency)
+    return table.aimed(measured[: len(rows)], measured[len(rows) :])
 
 
 def make_constraints(

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
 from bcnet.latency import table as latency_module
-from bcnet.latency.table import LatencyTable, measure_networks, measure_table
+from bcnet.latency.table import LatencyTable, Measured, measure_networks, measure_table
 from bcnet.latency.timing import TURNS, Operation, TimingConfig, onnx_layer, open_timer
 from bcnet.search import Constraints, SearchConfig, search
 from bcnet.space.network import NetworkSpace, trace
@@ -91,6 +93,19 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     return timer
 
 
+@pytest.fixture(scope="module")
+def plain(space: NetworkSpace) -> LatencyTable:
+    """The table of the pretended machine."""
+
+    @contextmanager
+    def fake(config: TimingConfig, device: torch.device) -> Iterator[Pretended]:
+        yield Pretended()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency_module, "open_timer", fake)
+        return measure_table(space)
+
+
 def test_table_predicts_networks_it_never_saw(space: NetworkSpace, pretended: Pretended) -> None:
     table = measure_table(space)
     assert table.layers == ("stem", "deep", "wide", "back", "head")
@@ -135,6 +150,52 @@ def test_table_survives_json(space: NetworkSpace, pretended: Pretended) -> None:
     ):
         with pytest.raises(BcnetError, match=r"^this is no latency table of this version of bcnet: measure it again$"):
             LatencyTable.from_json(text)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(exponent=st.floats(0.4, 2.5), scale=st.floats(0.1, 10), share=st.floats(0.1, 0.75), factor=st.floats(0.5, 2.0))
+def test_an_aimed_table_is_right_where_it_was_aimed(
+    space: NetworkSpace, plain: LatencyTable, exponent: float, scale: float, share: float, factor: float
+) -> None:
+    """On a machine whose networks take some power of what their layers take, from the full one to the budget."""
+
+    def truth(widths: np.ndarray) -> np.ndarray:
+        return 1e4 * scale * (plain(widths) / 1e4) ** exponent
+
+    def measured(rows: np.ndarray) -> list[Measured]:
+        times = zip(rows, plain(rows), truth(rows), strict=True)
+        return [Measured(tuple(row.tolist()), float(guess), float(time), False) for row, guess, time in times]
+
+    drawn = space.sample(np.random.default_rng(0), 400)
+    close = drawn[np.argsort(np.abs(plain(drawn) / plain(space.max) - share))[:6]]
+    rows = np.concatenate([space.max[None], close])
+    aimed = plain.aimed(measured(rows[:5]), measured(rows[5:]))
+    assert aimed(rows) == pytest.approx(truth(rows), rel=0.02)
+    assert aimed.error < 0.02
+    assert [m.fitted for m in aimed.networks] == [True] * 5 + [False] * 2
+    again = LatencyTable.from_json(aimed.to_json())
+    assert (again(drawn) == aimed(drawn)).all()
+    assert aimed.corrected(factor)(drawn) == pytest.approx(factor * aimed(drawn), rel=1e-3, abs=1)
+    assert (np.diff(aimed(drawn)[np.argsort(plain(drawn), kind="stable")]) >= 0).all()
+
+
+def test_a_table_is_not_bent_by_networks_that_are_alike(space: NetworkSpace, plain: LatencyTable) -> None:
+    full = Measured(tuple(space.max.tolist()), 1.0, 2.0 * float(plain(space.max)[0]), False)
+    assert plain.aimed([full, full], []).exponent == 1.0
+    assert plain.aimed([full, full], [])(space.max) == pytest.approx(2 * plain(space.max), rel=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [0.0, -1.0, 4.0, float("nan"), "1", None, [1.0]])
+def test_a_damaged_exponent_is_refused(plain: LatencyTable, exponent: object) -> None:
+    odd = json.loads(plain.to_json()) | {"exponent": exponent}
+    with pytest.raises(BcnetError, match=r"^this is no latency table of this version of bcnet: measure it again$"):
+        LatencyTable.from_json(json.dumps(odd))
+
+
+def test_a_table_from_before_there_were_exponents_is_read(plain: LatencyTable) -> None:
+    old = json.loads(plain.to_json())
+    del old["exponent"]
+    assert LatencyTable.from_json(json.dumps(old)).exponent == 1.0
 
 
 def test_search_under_a_latency_budget(space: NetworkSpace, pretended: Pretended) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import tinyrun
 from terminal import run
 from torch import nn
 
+from bcnet.latency import compare
 from bcnet.latency import table as latency
 from bcnet.run.session import Run
 from bcnet.run.stages import budgets
@@ -43,7 +44,11 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(*_: object) -> Iterator[Pretended]:
         yield Pretended()
 
+    def side_by_side(networks: Mapping[str, nn.Module], *_: object) -> dict[str, float]:
+        return {name: Pretended().network(network, ())() / 1e6 for name, network in networks.items()}
+
     monkeypatch.setattr(latency, "open_timer", opened)
+    monkeypatch.setattr(compare, "compare_backend", side_by_side)
 
 
 def test_a_run_holds_its_latency_budget(tmp_path: Path, pretended: None) -> None:
@@ -63,6 +68,24 @@ def test_a_run_holds_its_latency_budget(tmp_path: Path, pretended: None) -> None
     table = run("run", "--resume", str(finished.folder), "--trust", "--until", "compare")
     assert "predicted" in table.stdout
     assert "measured" in table.stdout
+
+
+def test_predictions_are_right_near_the_budget(
+    tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine where half of the layers' time is two thirds of a network's."""
+
+    def nanoseconds(network: nn.Module) -> float:
+        return 1e3 * Pretended()._weights(network) ** 0.6
+
+    def side_by_side(networks: Mapping[str, nn.Module], *_: object) -> dict[str, float]:
+        return {name: nanoseconds(network) / 1e6 for name, network in networks.items()}
+
+    monkeypatch.setattr(compare, "compare_backend", side_by_side)
+    traced = tinyrun.work(tinyrun.create(tmp_path, budgets=["latency=60%"]), until="trace")
+    for name in ("full", "uniform"):
+        widths = traced.read("trace")["widths"][name]
+        assert traced.cost_of(widths)["latency"] == pytest.approx(nanoseconds(traced.space.build(widths)), rel=0.1)
 
 
 def test_a_run_without_such_a_budget_measures_no_layers(tmp_path: Path) -> None:

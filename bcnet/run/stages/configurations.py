@@ -52,7 +52,7 @@ def rules_of_thumb(run: Run) -> dict[str, list[int]]:
 
 
 def finalists(run: Run) -> dict[str, list[int]]:
-    """The configurations that race, by name, the most trusted first: the mean of the best scores, which no single one's
+    """The configurations that race, by name, the most trusted first: the mean of those that scored best, which no single one's
     luck is in (docs/results/rivals.md), the search's choice, the rule of thumb that scored best, uniform widths, the
     other rules, and more of the best scores."""
     with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
