@@ -52,9 +52,9 @@ def rules_of_thumb(run: Run) -> dict[str, list[int]]:
 
 
 def finalists(run: Run) -> dict[str, list[int]]:
-    """The configurations that race, by name, the most trusted first: the mean of those that scored best, which no single one's
-    luck is in (docs/results/rivals.md), the search's choice, the rule of thumb that scored best, uniform widths, the
-    other rules, and more of the best scores."""
+    """The configurations that race, by name, the most trusted first: the mean of those that scored best, which no
+    single one's luck is in (docs/results/rivals.md), the search's choice, the rule of thumb that scored best, uniform
+    widths, the other rules, and more of those that scored best."""
     with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
         trials = [trial for trial in store.trials() if trial.feasible and trial.score is not None]
     trials = [trial for trial in trials if bool(run.held.feasible(np.array([trial.widths]))[0])]

@@ -59,7 +59,8 @@ def _measure_layers(run: Run) -> None:
     facts = table.facts
     run.listener.note(
         f"latency was measured layer by layer on {facts['device']}, batch: {facts['batch']}, "
-        f"threads: {facts['threads']}; predictions of other networks near the budget are off by {table.error:.0%} on average"
+        f"threads: {facts['threads']}; predictions of other networks near the budget are off by {table.error:.0%} "
+        "on average"
     )
 
 
