@@ -38,14 +38,16 @@ def compare_latency(networks: Mapping[str, nn.Module], example: Tensor) -> dict[
     return {name: float(np.median(values)) for name, values in times.items()}
 
 
-def compare_backend(networks: Mapping[str, nn.Module], example: Tensor, backend: str) -> dict[str, float]:
-    """Milliseconds of one forward pass by ``backend``: ``torch`` as networks are, or ``onnxruntime`` on the CPU."""
-    if backend == "torch":
-        return compare_latency(networks, example)
-    inputs = (example[:1].cpu().contiguous(),)
-    with ExitStack() as stack:
-        written = {name: stack.enter_context(as_onnx(net.cpu(), inputs)) for name, net in networks.items()}
-        return compare_latency(written, inputs[0])
+def compare_backend(networks: Mapping[str, nn.Module], example: Tensor, config: TimingConfig) -> dict[str, float]:
+    """Milliseconds of one forward pass on ``config.batch`` inputs like the first of ``example``, by ``config.backend``:
+    ``torch`` as networks are, or ``onnxruntime`` on the CPU."""
+    inputs = example[:1].expand(config.batch, *example.shape[1:]).contiguous()
+    with threads(config.threads), ExitStack() as stack:
+        if config.backend == "torch":
+            return compare_latency(networks, inputs)
+        given = (inputs.cpu(),)
+        written = {name: stack.enter_context(as_onnx(net.cpu(), given)) for name, net in networks.items()}
+        return compare_latency(written, *given)
 
 
 def measure_side_by_side(
@@ -54,8 +56,7 @@ def measure_side_by_side(
     """Networks at widths ``rows`` as ``table`` predicts them and as they are measured, in alternating passes: how they
     compare with each other is then certain, whatever else the machine does."""
     networks = {str(i): space.build(row, weights_of=space.model).eval() for i, row in enumerate(rows)}
-    with threads(config.threads):
-        found = compare_backend(networks, space.example[0][:1], config.backend)
+    found = compare_backend(networks, space.example[0], config)
     guesses = table(np.stack(rows)).tolist()
     return [
         Measured(tuple(row.tolist()), float(guess), 1e6 * found[str(i)], fitted=False)

@@ -99,7 +99,7 @@ class Result:
     def __repr__(self) -> str:
         if self.targets:
             return "\n".join(f"{budget}: {result!r}" for budget, result in self.targets.items())
-        return "\n".join([self._headline, *("  ".join(cells) for cells in self._table)])
+        return "\n".join([*self._headlines, *("  ".join(cells) for cells in self._table)])
 
     def _repr_html_(self) -> str:
         if self.targets:
@@ -108,11 +108,12 @@ class Result:
         rows = "".join(
             "<tr>" + "".join(f"<td>{escape(cell.strip())}</td>" for cell in row) + "</tr>" for row in self._table
         )
-        return f"<p>{escape(self._headline)}</p><table>{rows}</table>"
+        return "".join(f"<p>{escape(line)}</p>" for line in self._headlines) + f"<table>{rows}</table>"
 
     @property
-    def _headline(self) -> str:
-        return words.headline(report_data(self.run))
+    def _headlines(self) -> list[str]:
+        data = report_data(self.run)
+        return [words.headline(data), *words.broken_budgets(data)]
 
     @property
     def _table(self) -> list[tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,16 +27,20 @@ def limit_ms(run: Run, budget: Budget, full_ms: float) -> float:
     return full_ms * budget.limit / float(run.costs["latency"](run.full)[0])
 
 
-def hold_latency(run: Run, best: Trial, trials: Sequence[Trial]) -> tuple[Trial, dict[str, Any] | None]:
+Choose = Callable[[Constraints], Trial]
+"""What is chosen within budgets."""
+
+
+def hold_latency(run: Run, best: Trial, choose: Choose) -> tuple[Trial, dict[str, Any] | None]:
     """``best``, or the next one that holds a budget of latency when it is measured; and what was measured.
 
-    Where the measurement is above the limit, the table is corrected by what it was off, and the log-width model over
-    all scores chooses again within that. Of several processes, the first one measures for all.
+    Where the measurement is above the limit, the table is corrected by what it was off, and ``choose`` chooses again
+    within that. Of several processes, the first one measures for all.
     """
     budget, table = next((b for b in run.constraints.budgets if b.name == "latency"), None), run.costs.get("latency")
     if budget is None or not isinstance(table, LatencyTable):
         return best, None
-    held, checked = distributed.decide(lambda: _held(run, best, trials, budget, table))
+    held, checked = distributed.decide(lambda: _held(run, best, choose, budget, table))
     if not checked["held"]:
         run.listener.note(
             f"the budget {budget.text} is not met by measurement: {checked['slim_ms']:.3g} ms, but "
@@ -48,9 +52,7 @@ def hold_latency(run: Run, best: Trial, trials: Sequence[Trial]) -> tuple[Trial,
     return held, checked
 
 
-def _held(
-    run: Run, best: Trial, trials: Sequence[Trial], budget: Budget, table: LatencyTable
-) -> tuple[Trial, dict[str, Any]]:
+def _held(run: Run, best: Trial, choose: Choose, budget: Budget, table: LatencyTable) -> tuple[Trial, dict[str, Any]]:
     factor, checked = 1.0, _measured(run, best, budget)
     for _ in range(ROUNDS):
         if checked["held"]:
@@ -59,7 +61,7 @@ def _held(
         within = Constraints(run.space, {**run.costs, "latency": table.corrected(factor)}, run.constraints.budgets)
         if not bool(within.feasible(run.space.min[None])[0]):
             break
-        _, best = best_by_model(run, within, trials)
+        best = choose(within)
         checked = {**_measured(run, best, budget), "correction": factor}
     return best, checked
 
@@ -67,7 +69,7 @@ def _held(
 def _measured(run: Run, trial: Trial, budget: Budget) -> dict[str, Any]:
     """The full network and one at the widths of ``trial``, timed side by side."""
     networks = {"full": run.fresh(run.full).eval(), "slim": run.fresh(np.array(trial.widths)).eval()}
-    found = compare_backend(networks, run.source.example, run.recipe.latency.backend)
+    found = compare_backend(networks, run.source.example, run.recipe.latency)
     limit = limit_ms(run, budget, found["full"])
     held = found["slim"] <= SLACK * limit
     return {

@@ -24,7 +24,7 @@ def compare(run: Run) -> None:
     trained = run.read("retrain")
     names = trained["networks"]
     networks = {name: run.network(name) for name in names}
-    latency = compare_backend(networks, run.source.example, run.recipe.latency.backend)
+    latency = compare_backend(networks, run.source.example, run.recipe.latency)
     leads = _leads(run, networks, trained["chosen"])
     rows = []
     for name in names:
@@ -44,9 +44,10 @@ def compare(run: Run) -> None:
 
 
 def _timed_by(run: Run) -> str:
-    backend, threads = run.recipe.latency.backend, torch.get_num_threads()
-    on = f"CPU, threads: {threads}" if backend == "onnxruntime" or run.device.type == "cpu" else str(run.device)
-    return f"{backend}, {on}, one input"
+    config = run.recipe.latency
+    on_cpu = config.backend == "onnxruntime" or run.device.type == "cpu"
+    on = f"CPU, threads: {config.threads or torch.get_num_threads()}" if on_cpu else str(run.device)
+    return f"{config.backend}, {on}, {'one input' if config.batch == 1 else f'{config.batch} inputs at once'}"
 
 
 def _budgets(run: Run, rows: list[dict[str, Any]], chosen: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from bcnet.run.session import Run
 from bcnet.search import LogWidthModel
+from bcnet.search.constraints import Constraints
 from bcnet.search.criteria import allot, find_allotment
 from bcnet.search.store import TrialStore
 from bcnet.search.strategies.neighbours import MEANT, mean_of
@@ -23,9 +24,10 @@ def named_widths(run: Run) -> dict[str, Widths]:
     return {"full": run.full, "uniform": run.constraints.uniform()}
 
 
-def configuration(run: Run, name: str) -> list[int]:
-    """The widths of ``full``, ``uniform``, ``balanced``, ``random`` or a criterion's allotment within the budgets."""
-    within = run.held
+def configuration(run: Run, name: str, within: Constraints | None = None) -> list[int]:
+    """The widths of ``full``, ``uniform``, ``balanced``, ``random`` or a criterion's allotment ``within`` budgets, by
+    default the run's, latency as it was measured."""
+    within = run.held if within is None else within
     if name == "full" or (name == "uniform" and within is run.constraints):
         widths: list[int] = run.read("trace")["widths"][name]
         return widths

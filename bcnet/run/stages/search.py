@@ -16,6 +16,7 @@ from bcnet.run.stages.budgets import best_by_model, hold_latency
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import HEALING, cut_scorer, open_scorer, scores_in_parts
 from bcnet.search import PathLosses, SearchProgress, Trial, TrialStore, front_of, search
+from bcnet.search.constraints import Constraints
 from bcnet.search.noise import tells_apart
 from bcnet.search.strategies.neighbours import near
 from bcnet.space.cost import QuadraticCost
@@ -69,7 +70,8 @@ def find(run: Run) -> None:
     reference, rules = _scored(scorer, named_widths(run)), {}
     if r.race is not None and r.start == "trained":  # the best of them races
         rules = _scored(scorer, {name: np.array(widths) for name, widths in rules_of_thumb(run).items()})
-    best, checked = hold_latency(run, result.best, [t for t in result.trials if t.score is not None])
+    known = [t for t in result.trials if t.score is not None]
+    best, checked = hold_latency(run, result.best, lambda within: best_by_model(run, within, known)[1])
     found = {
         "best": best.to_dict(),
         "latency": checked,
@@ -130,10 +132,14 @@ def _doubt(asked: str, by: str | None, count: int) -> str:
 
 def _choose(run: Run, name: str, notes: list[str], start: float) -> None:
     """The widths of a configuration that has a name, without a search."""
-    widths = configuration(run, name)
-    best = Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
+
+    def choose(within: Constraints) -> Trial:
+        widths = configuration(run, name, within)
+        return Trial(1, tuple(widths), None, run.cost_of(widths), True, 1, 0.0)
+
+    best, checked = hold_latency(run, choose(run.constraints), choose)
     _store_trials(run, name, [best])
-    _write(run, {"best": best.to_dict(), "front": []}, notes, run.recipe.rank_by, start)
+    _write(run, {"best": best.to_dict(), "front": [], "latency": checked}, notes, run.recipe.rank_by, start)
 
 
 def _store_trials(run: Run, how: str, trials: Sequence[Trial]) -> None:
@@ -170,10 +176,11 @@ def choose_known(run: Run, trials: Sequence[Trial]) -> None:
     inside = run.constraints.feasible(np.array([t.widths for t in scored]))
     own = [replace(t, number=i, feasible=bool(inside[i - 1])) for i, t in enumerate(scored, 1)]
     model, best = best_by_model(run, run.constraints, own)
+    best, checked = hold_latency(run, best, lambda within: best_by_model(run, within, own)[1])
     name = run.constraints.budgets[0].name
     _store_trials(run, "picked", own)
     front = [trial.to_dict() for trial in front_of(own, name)]
-    found = {"best": best.to_dict(), "front": front, "log_width": model.to_dict()}
+    found = {"best": best.to_dict(), "front": front, "latency": checked, "log_width": model.to_dict()}
     note = f"chosen from {len(own):,} scores of the run's other searches, by the log-width model over them"
     _write(run, found, [note], run.recipe.rank_by, start)
 
