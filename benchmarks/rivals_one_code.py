@@ -118,7 +118,7 @@ class Comparison:
             run_stages(run, until="search")
         found = run.read("search")
         about = {"finalists": finalists(run), "seconds": time.perf_counter() - begun}
-        kept = {key: found[key] for key in ("evaluations", "rules", "reference", "notes")}
+        kept = {key: found[key] for key in ("evaluations", "rules", "reference", "notes") if key in found}
         content = {**about, **kept, "search_seconds": found["seconds"], "provenance": provenance(self.args.device)}
         file.write_text(json.dumps(content) + "\n")
         print(f"search {budget}: {content['seconds']:.1f} s", found["best"]["score"], found["notes"], flush=True)
