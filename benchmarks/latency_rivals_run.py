@@ -30,7 +30,7 @@ from rivals import Tuner
 from side_by_side import Training, evaluate
 
 NETWORKS = ("resnet18_cifar", "mobilenetv2_cifar")
-SHARES = {"resnet18_cifar": 0.16, "mobilenetv2_cifar": 0.24}
+SHARES = {"resnet18_cifar": 0.2, "mobilenetv2_cifar": 0.24}
 """Of all seconds, for the training of a network."""
 SEARCHED = 20.0
 """Seconds of each search, after which no more configurations are scored."""
@@ -108,7 +108,7 @@ class Comparison:
             return
         how = argparse.Namespace(
             base=self.base(name), network=name, tables=self.args.tables, quick=self.args.quick, seed=0,
-            device=self.args.device, out=self.plan(name, "bcnet"), by="neighbours", at_once=3, lr=0.02,
+            device=self.args.device, out=self.plan(name, "bcnet"), by="neighbours", at_once=3, lr=0.005,
             steps=self.args.steps, population=self.args.population, evaluations=self.args.evaluations,
             seconds=SEARCHED,
         )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Generation after generation near the best configurations so far, in the logarithms of their widths.
+"""Generation after generation near the best configurations so far, where a model of all scores expects still better.
 
-For scores of networks that inherit trained weights. Each costs as much as it is worth there, so few are asked for, and
-what rules give (uniform, a criterion's allotment) is a good place to begin: from a trained MobileNetV2, 24
-configurations found what is half a point better than the best rule (docs/results/rivals.md). Of the many that lie
-near, those are asked for which a linear model of the scores so far likes best. Single scores are lucky; the mean of
-the best is less so, and generations lie around it too.
+For scores of networks that inherit trained weights. Each costs as much as it is worth there, so few are asked for,
+and what rules give (uniform, a criterion's allotment) is a good place to begin. Most of a generation are what the
+bottleneck model (:mod:`bcnet.search.predictors.bottleneck`) holds best near the best so far: the model of all scores,
+and models of scores drawn again at random, which differ where scores say little, so that it learns there. Single scores
+are lucky; the mean of the best is less so, and is asked for too. The rest lie near these at random, as models err.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ import numpy as np
 
 from bcnet.search.config import SearchConfig
 from bcnet.search.constraints import Constraints
+from bcnet.search.predictors.bottleneck import BottleneckModel, costs_of_widening
 from bcnet.search.strategies.base import Strategy
 from bcnet.space.widths import Floats, Widths
 
-PARENTS, APART = 4, 0.25
-"""The best configurations that a generation lies around, and how far: a deviation of the logarithms of widths."""
+APART = 0.25
+"""How far configurations near rules lie from them: a deviation of the logarithms of widths."""
 MEANT = 8
-"""The best configurations whose mean counts as one more."""
-DRAWN, RIDGE = 8, 3.0
-"""How many are drawn for one that is asked for; the ridge of the linear model that chooses among them."""
+"""The best configurations whose mean is asked for."""
+REACH, WIDER, NARROWER = (0.5, 0.15, 1.0), 1.3, 0.6
+"""How far from the best the model is trusted at first, at the least and at the most, in logarithms of widths; and the
+factors after a generation that found a better one, and one that did not."""
+AT_RANDOM, DEVIATION, SOME = 4, 0.12, 0.5
+"""One of so many is at random; the deviation of the logarithms of the widths that change, and how many do."""
+TRIES = 3
 HALVINGS = 40
 
 
@@ -32,37 +37,66 @@ def neighbours(constraints: Constraints, config: SearchConfig, initial: Widths |
     rows = np.concatenate([uniform, near(constraints, uniform, config.population - 1, rng)])
     rows = rows if initial is None else initial
     asked, found = np.empty((0, len(constraints.space)), dtype=np.int64), np.empty(0)
+    share, reach = costs_of_widening(constraints), REACH[0]
     for _ in range(10 * config.evaluations):
         scores = yield rows
+        before = found.max(initial=-np.inf)
         known = np.isfinite(scores)
-        asked, found = np.concatenate([asked, rows[known]]), np.concatenate([found, scores[known]])
-        distinct, first = np.unique(asked, axis=0, return_index=True)
-        ranked = distinct[np.argsort(-found[first], kind="stable")]
-        best = np.concatenate([ranked[:PARENTS], mean_of(constraints, ranked[:MEANT])]) if len(ranked) else uniform
-        drawn = near(constraints, best, DRAWN * config.population, rng)
-        liked = _linear(distinct, found[first], drawn)
-        rows = drawn[np.argsort(-liked, kind="stable")[: config.population]]
+        asked, first = np.unique(np.concatenate([asked, rows[known]]), axis=0, return_index=True)
+        found = np.concatenate([found, scores[known]])[first]
+        if not len(found):
+            rows = near(constraints, uniform, config.population, rng)
+            continue
+        if np.isfinite(before):
+            reach = float(np.clip(reach * (WIDER if found.max() > before else NARROWER), *REACH[1:]))
+        rows = _generation(constraints, config.population, (asked, found), share, reach, rng)
 
 
-def _linear(asked: Widths, found: Floats, drawn: Widths) -> Floats:
-    """What a ridge regression on the logarithms of widths expects of ``drawn`` (m, L), from the better half of those
-    ``asked`` (n, L) that scored ``found`` (n,): it tells which way to go, not how bad the bad ones are."""
-    better = np.argsort(-found, kind="stable")[: max(asked.shape[1], len(asked) // 2)]
-    if not len(better):
-        return np.zeros(len(drawn))
-    logs = np.log(asked[better])
-    middle = logs.mean(0)
-    apart = max(float((logs - middle).std()), 1e-9)
-    x, y = (logs - middle) / apart, found[better] - found[better].mean()
-    slope = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)
-    expected: Floats = (np.log(drawn) - middle) / apart @ slope
-    return expected
+def _generation(
+    constraints: Constraints, size: int, scored: tuple[Widths, Floats], share: Floats, reach: float,
+    rng: np.random.Generator,
+) -> Widths:  # fmt: skip
+    """Configurations (size, L) that were not ``scored`` (widths (n, L), scores (n,)), as far as there are any."""
+    asked, found = scored
+    ranked = asked[np.argsort(-found, kind="stable")]
+    met, chosen = {tuple(row) for row in asked.tolist()}, list[Widths]()
+
+    def take(row: Widths) -> None:
+        if len(chosen) < size and tuple(row.tolist()) not in met:
+            met.add(tuple(row.tolist()))
+            chosen.append(row)
+
+    model = BottleneckModel.fit(asked, found, share)
+    expected = model.best(constraints, ranked[0], reach)
+    take(expected)
+    take(model.best(constraints, ranked[0], reach / 2))
+    mean = mean_of(constraints, ranked[:MEANT])
+    take(mean[0])
+    for _ in range(TRIES * size):
+        if len(chosen) >= size - size // AT_RANDOM:
+            break
+        again = BottleneckModel.fit(asked, found, share, rng.exponential(size=len(found)))
+        take(again.best(constraints, ranked[0], reach / rng.integers(1, 3)))
+    about = np.concatenate([ranked[:2], expected[None], mean])
+    for _ in range(TRIES):
+        for row in near(constraints, about, size, rng, DEVIATION, SOME):
+            take(row)
+    return np.array(chosen) if chosen else near(constraints, about, size, rng)
 
 
-def near(constraints: Constraints, known: Widths, count: int, rng: np.random.Generator) -> Widths:
-    """Configurations (count, L) that fill the budgets, each near one of ``known`` (n, L) in turn."""
-    logs = np.log(known[np.arange(count) % len(known)]) + rng.normal(0, APART, (count, len(constraints.space)))
-    return _filled(constraints, logs, rng)
+def near(
+    constraints: Constraints,
+    known: Widths,
+    count: int,
+    rng: np.random.Generator,
+    apart: float = APART,
+    some: float = 1.0,
+) -> Widths:
+    """Configurations (count, L) that fill the budgets, each near one of ``known`` (n, L) in turn: ``apart`` is the
+    deviation of the logarithms of those widths that change, about ``some`` of them."""
+    logs = np.log(known[np.arange(count) % len(known)])
+    step = rng.normal(0, apart, logs.shape)
+    return _filled(constraints, logs + (step if some == 1 else step * (rng.random(logs.shape) < some)), rng)
 
 
 def mean_of(constraints: Constraints, some: Widths) -> Widths:
