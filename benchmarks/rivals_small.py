@@ -45,12 +45,16 @@ NETWORK, BUDGET, EPOCHS = "mobilenet", 0.15, 6
 BASE = Optimisation(epochs=12, lr=0.1, warmup=0.5, weight_decay=5e-4)
 TUNED = Optimisation(epochs=EPOCHS, lr=None, warmup=0.5, weight_decay=5e-4, head=64.0)
 RIVALS = ("tp-isomorphic-fpgm", "tp-local-l2", "fastnas")
+EQUAL = ("tp-isomorphic-fpgm", "tp-local-l2")
+"""Those who choose for nothing, and are also fine-tuned for all of bcnet's seconds."""
 NAMES = {
     "found": "**bcnet: what a run ships**",
     "uniform": "uniform, `reconstruct`, by bcnet",
     "fastnas": "FastNAS",
     "tp-isomorphic-fpgm": "Torch-Pruning isomorphic FPGM",
     "tp-local-l2": "Torch-Pruning local L2 = uniform widths",
+    "tp-isomorphic-fpgm, equal seconds": "Torch-Pruning isomorphic FPGM, for all of bcnet's seconds",
+    "tp-local-l2, equal seconds": "Torch-Pruning local L2, for all of bcnet's seconds",
 }
 
 
@@ -109,9 +113,11 @@ class Trained:
         train, val, test = self.loaders
         recipe = {"retrain": {"epochs": EPOCHS}, "compare": ["uniform"], "threads": 1}
         example, budget = torch.randn(1, 3, 16, 16), f"flops={100 * BUDGET:g}%"
+        begun = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
             asked: dict[str, Any] = {"test": test, "recipe": recipe, "seed": self.seed, "progress": False}
             result = bcnet.slim(self.model, example, train, val, budget=budget, out=Path(folder) / "run", **asked)
+            whole = round(time.process_time() - begun)
             run = result.run
             about = {"ships": run.chosen, "rate": run.read("rate")["lr"], "notes": run.read("search")["notes"]}
             stages = {name: run.read(name)["seconds"] for name in ("search", "rate", "race")}
@@ -120,23 +126,25 @@ class Trained:
                 kept = run.read(f"retrain/{run.chosen if method == 'found' else method}")
                 accuracy, loss = round(100 * kept["score"], 2), round(kept["loss"], 4)
                 found[method] = {"widths": kept["widths"], "test": {"accuracy": accuracy, "loss": loss}}
-        found["found"] |= {**about, "stages": stages}
+        found["found"] |= {**about, "stages": stages, "seconds": {"whole": whole}}
         return found
 
-    def by_rival(self, method: str) -> dict[str, Any]:
+    def by_rival(self, method: str, epochs: int = EPOCHS) -> dict[str, Any]:
         begun = time.process_time()
         kept = self._kept(method)
         chosen = time.process_time()
-        config = Retraining(TUNED, Distillation(alpha=0.9, temperature=4.0), seed=self.seed)
+        how = replace(TUNED, epochs=epochs)
+        config = Retraining(how, Distillation(alpha=0.9, temperature=4.0), seed=self.seed)
         rate, probes = choose_rate(
             lambda lr: probe_loss(self.cutter.cut(kept), lr, self.data, config, teacher=self.model)
         )
         slim: nn.Module = self.cutter.cut(kept)
-        config = replace(config, optimisation=replace(TUNED, lr=rate))
+        config = replace(config, optimisation=replace(how, lr=rate))
         retrain(slim, self.data.train, config, teacher=self.model)
         return {
             "widths": [len(stay) for stay in kept],
             "rate": rate,
+            "epochs": epochs,
             "probes": {str(lr): loss for lr, loss in probes.items()},
             "test": figures(slim, self.data.test),
             "seconds": {"choosing": round(chosen - begun), "tuning": round(time.process_time() - chosen)},
@@ -176,6 +184,17 @@ def run(given: argparse.Namespace) -> None:
         if "found" in wanted:
             for method, row in trained.by_bcnet().items():
                 keep(method, row)
+        for method in EQUAL:
+            if f"{method}, equal seconds" in wanted:
+                epochs = equal_epochs({row["method"]: row for row in read(given.out) if row["seed"] == seed}, method)
+                keep(f"{method}, equal seconds", trained.by_rival(method, epochs))
+
+
+def equal_epochs(rows: dict[str, dict[str, Any]], method: str) -> int:
+    """As many epochs as a rival can be fine-tuned for in the processor seconds of one call of bcnet."""
+    seconds = rows[method]["seconds"]
+    left = rows["found"]["seconds"]["whole"] - seconds["choosing"]
+    return max(EPOCHS, int(EPOCHS * left / seconds["tuning"]))
 
 
 def page(rows: list[dict[str, Any]]) -> str:
