@@ -12,6 +12,9 @@ from bcnet.latency.table import LatencyTable
 from bcnet.run.session import Run
 from bcnet.search import LogWidthModel, Trial
 from bcnet.search.constraints import Budget, Constraints
+from bcnet.search.predictors.bottleneck import BottleneckModel, costs_of_widening
+from bcnet.search.strategies.neighbours import MEANT, REACH, mean_of
+from bcnet.space.widths import Widths
 from bcnet.training import distributed
 
 ROUNDS = 5
@@ -77,9 +80,21 @@ def _measured(run: Run, trial: Trial, budget: Budget) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def best_by_model(run: Run, within: Constraints, trials: Sequence[Trial]) -> tuple[LogWidthModel, Trial]:
-    """The log-width model over the scores of ``trials``, and the best configuration ``within`` budgets by it."""
-    model = LogWidthModel.fit([t.widths for t in trials], [t.score or 0.0 for t in trials], run.space.layer_counts)
-    widths = tuple(int(width) for width in model.best(within))
-    predicted = float(model.predict(np.array(widths)[None])[0])
-    return model, Trial(0, widths, predicted, run.cost_of(widths), True, 0, 0.0)
+def best_by_model(run: Run, within: Constraints, trials: Sequence[Trial]) -> tuple[LogWidthModel | None, Trial]:
+    """The best configuration ``within`` budgets by a model over the scores of ``trials``: the bottleneck model where
+    networks inherit trained weights, of whose scores it knows more (docs/results/bottleneck.md), else the log-width
+    model, which is the other result."""
+    asked, scores = np.array([t.widths for t in trials]), np.array([t.score or 0.0 for t in trials])
+    if run.recipe.scorer == "supernet":
+        model = LogWidthModel.fit(asked, scores, run.space.layer_counts)
+        widths = model.best(within)
+        return model, _expected(run, widths, float(model.predict(widths[None])[0]))
+    about = mean_of(within, asked[np.argsort(-scores, kind="stable")[:MEANT]])[0]
+    bottleneck = BottleneckModel.fit(asked, scores, costs_of_widening(within))
+    widths = bottleneck.best(within, about, REACH[0])
+    return None, _expected(run, widths, bottleneck.score(widths))
+
+
+def _expected(run: Run, widths: Widths, score: float) -> Trial:
+    """A configuration (L,) that a model expects to have a score."""
+    return Trial(0, tuple(int(width) for width in widths), score, run.cost_of(widths), True, 0, 0.0)

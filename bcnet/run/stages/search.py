@@ -180,8 +180,10 @@ def choose_known(run: Run, trials: Sequence[Trial]) -> None:
     name = run.constraints.budgets[0].name
     _store_trials(run, "picked", own)
     front = [trial.to_dict() for trial in front_of(own, name)]
-    found = {"best": best.to_dict(), "front": front, "latency": checked, "log_width": model.to_dict()}
-    note = f"chosen from {len(own):,} scores of the run's other searches, by the log-width model over them"
+    known = None if model is None else model.to_dict()
+    found = {"best": best.to_dict(), "front": front, "latency": checked, "log_width": known}
+    by = "bottleneck" if model is None else "log-width"
+    note = f"chosen from {len(own):,} scores of the run's other searches, by the {by} model over them"
     _write(run, found, [note], run.recipe.rank_by, start)
 
 

@@ -20,7 +20,7 @@ from bcnet.search.predictors.climb import climb_sum
 from bcnet.space.widths import Floats, Widths
 
 POWERS = (1.0, 3.0)
-PULL = 0.05
+PULL = 0.005
 """How strongly ``u`` and ``v`` are drawn to what they were before any score."""
 FADES = 0.6
 """The distance in the mean square logarithm of widths at which a score counts for 0.6 as much."""
@@ -48,10 +48,13 @@ def as_losses(scores: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class BottleneckModel:
-    """``weights`` (2, L) are u and v, ``middle`` (L,) the logarithms of m."""
+    """``weights`` (2, L) are u and v, ``middle`` (L,) the logarithms of m; ``best_score`` is that of m, and ``losses``
+    says whether scores are negative losses."""
 
     weights: Floats
     middle: Floats
+    best_score: float
+    losses: bool
 
     @classmethod
     def fit(cls, widths: Widths, scores: Floats, share: Floats, counts: Floats | None = None) -> BottleneckModel:
@@ -68,24 +71,29 @@ class BottleneckModel:
         rows = np.concatenate([terms * root, np.sqrt(PULL) * np.eye(2 * layers)])
         asked = np.concatenate([y * root[:, 0], np.sqrt(PULL) * before])
         weights = nnls(np.hstack([rows, constant, -constant]), asked)[0][: 2 * layers]
-        return cls(weights.reshape(2, layers), middle)
+        return cls(weights.reshape(2, layers), middle, float(np.max(scores)), bool((np.asarray(scores) < 0).all()))
 
     def predict(self, widths: Widths) -> Floats:
         """What configurations (n, L) are expected to score more than m does (n,), as :func:`as_losses` measures it."""
         found: Floats = self.weights.sum() - _terms(np.log(widths) - self.middle) @ self.weights.ravel()
         return found
 
+    def score(self, widths: Widths) -> float:
+        """The score that a configuration (L,) is expected to have."""
+        more = float(self.predict(widths[None])[0])
+        return self.best_score * float(np.exp(-more)) if self.losses else self.best_score + more
+
     def best(self, constraints: Constraints, start: Widths, reach: float) -> Widths:
         """The configuration (L,) that no move improves, climbing from the candidates ``start`` (L,); the logarithm of
-        no width goes further than ``reach`` from m, or than the candidate next to it."""
+        no width goes further than ``reach`` from there, or than the candidate next to it."""
         space = constraints.space
         index = space.encode(start[None])[0]
         values = []
         for i, variable in enumerate(space.variables):
-            away = np.log(variable.candidates) - self.middle[i]
-            worth = -sum(self.weights[k, i] * np.exp(-power * away) for k, power in enumerate(POWERS))
+            logs = np.log(variable.candidates)
+            worth = -sum(self.weights[k, i] * np.exp(-p * (logs - self.middle[i])) for k, p in enumerate(POWERS))
+            away = logs - logs[index[i]]
             beyond = (np.abs(away) > reach) & (np.abs(np.arange(len(away)) - np.abs(away).argmin()) > 1)
-            beyond[index[i]] = False
             values.append(np.where(beyond, FORBIDDEN, worth))
         widths: Widths = space.decode(climb_sum(values, constraints, index, ENOUGH)[None])[0]
         return widths
