@@ -19,22 +19,28 @@ from side_by_side import evaluate
 from torch import nn
 
 DIVISOR = 8
-"""Widths are multiples of this. ModelOpt's own 32 leaves narrow layers as they are, and 44M FLOPs out of reach."""
+"""Widths are multiples of this by default. ModelOpt's own 32 leaves narrow layers as they are, and 44M FLOPs out of reach."""
 RATIOS = tuple(0.05 * i for i in range(1, 21))
 TRIES = 6
 
 
 def search(
-    cutter: Cutter, flops: float, training: Sequence[Batch], val: Sequence[Batch], checkpoint: Path, dtype: str
+    cutter: Cutter,
+    flops: float,
+    training: Sequence[Batch],
+    val: Sequence[Batch],
+    checkpoint: Path,
+    dtype: str,
+    divisor: int = DIVISOR,
 ) -> Kept:
-    """The channels FastNAS keeps within ``flops``, as bcnet counts them.
+    """The channels FastNAS keeps within ``flops``, as bcnet counts them, in multiples of ``divisor``.
 
     ``training`` are the batches that calibrate batch norm. ``checkpoint`` keeps what single layers lose, so that a
     second budget needs no measuring.
     """
     limit = flops
     for _ in range(TRIES):
-        kept = _once(cutter, limit, training, val, checkpoint, dtype)
+        kept = _once(cutter, limit, training, val, checkpoint, dtype, divisor)
         found = cutter.flops(torch.tensor([len(stay) for stay in kept]).numpy())
         if found <= flops:
             return kept
@@ -43,7 +49,13 @@ def search(
 
 
 def _once(
-    cutter: Cutter, limit: float, training: Sequence[Batch], val: Sequence[Batch], checkpoint: Path, dtype: str
+    cutter: Cutter,
+    limit: float,
+    training: Sequence[Batch],
+    val: Sequence[Batch],
+    checkpoint: Path,
+    dtype: str,
+    divisor: int,
 ) -> Kept:
     import modelopt.torch.nas.autonas as autonas
     import modelopt.torch.prune as mtp
@@ -51,10 +63,9 @@ def _once(
     autonas.MODELOPT_QUEUE_MAXLEN = len(training)  # batches of this size are enough, and 50 of them take long
     device = val[0][0].device
     model = copy.deepcopy(cutter.model).to(device)  # it refuses channels-last
-    layers = {"channels_ratio": RATIOS, "kernel_size": (), "channel_divisor": DIVISOR}
-    mode = [
-        ("fastnas", {"nn.Conv2d": {"*": layers}, "nn.BatchNorm2d": {"*": _features()}, "nn.Linear": {"*": _features()}})
-    ]
+    layers = {"channels_ratio": RATIOS, "kernel_size": (), "channel_divisor": divisor}
+    features = {"*": {"features_ratio": RATIOS, "feature_divisor": divisor}}
+    mode = [("fastnas", {"nn.Conv2d": {"*": layers}, "nn.BatchNorm2d": features, "nn.Linear": features})]
     pruned, _ = mtp.prune(
         model,
         mode,
@@ -70,10 +81,6 @@ def _once(
         },
     )
     return kept_in(cutter, pruned.cpu())
-
-
-def _features() -> dict[str, object]:
-    return {"features_ratio": RATIOS, "feature_divisor": DIVISOR}
 
 
 def kept_in(cutter: Cutter, pruned: nn.Module) -> Kept:

@@ -42,6 +42,8 @@ from bcnet.utils.provenance import provenance
 OUT = RESULTS / "rivals-small.jsonl"
 TRAIN, HELD, BATCH, CUT_BATCHES = 4_000, 2_000, 64, 8
 NETWORK, BUDGET, EPOCHS = "mobilenet", 0.15, 6
+FINE = 4
+"""FastNAS's widths are multiples of this: eights leave a layer of 24 channels three widths."""
 BASE = Optimisation(epochs=12, lr=0.1, warmup=0.5, weight_decay=5e-4)
 TUNED = Optimisation(epochs=EPOCHS, lr=None, warmup=0.5, weight_decay=5e-4, head=64.0)
 RIVALS = ("tp-isomorphic-fpgm", "tp-local-l2", "fastnas")
@@ -156,7 +158,7 @@ class Trained:
             return prune(self.cutter, method, self.flops, some)
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = Path(folder) / "sensitivity.pt"
-            return fastnas(self.cutter, self.flops, some, self.loaders[1], checkpoint, "fp32")
+            return fastnas(self.cutter, self.flops, some, self.loaders[1], checkpoint, "fp32", divisor=FINE)
 
 
 def _batches(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
