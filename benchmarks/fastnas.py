@@ -19,7 +19,7 @@ from side_by_side import evaluate
 from torch import nn
 
 DIVISOR = 8
-"""Widths are multiples of this by default. ModelOpt's own 32 leaves narrow layers as they are, and 44M FLOPs out of reach."""
+"""Widths are multiples of this by default: ModelOpt's own 32 leaves narrow layers as they are, and 44M out of reach."""
 RATIOS = tuple(0.05 * i for i in range(1, 21))
 TRIES = 6
 
