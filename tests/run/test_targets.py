@@ -74,7 +74,7 @@ def test_pick_repeats_nothing(finished: Run, monkeypatch: pytest.MonkeyPatch) ->
     found = target.read("search")
     assert found["evaluations"] == 0
     assert found["notes"] == [
-        f"chosen from {len(before)} scores of the run's other searches, by the log-width model over them"
+        f"chosen from {len(before)} scores of the run's other searches, by the bottleneck model over them"
     ]
     assert target.folder == finished.path("targets", "flops-55pc")
     assert target.read("compare")["chosen"] in ("found", "uniform")
