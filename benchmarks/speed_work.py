@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from without_gpu import reference
 
 from bcnet.accel import SharedEvaluator
-from bcnet.accel.enumeration.score_all import score_all
+from bcnet.accel.enumeration.score_all import score_all, within_memory
+from bcnet.accel.enumeration.walker import Options
 from bcnet.accel.fused_step import FusedEvaluator, plain_step
 from bcnet.data.source import LoaderSource
 from bcnet.models import MODELS, build
@@ -277,10 +278,15 @@ def memory(bench: Bench) -> Found:
 
     net = bench.on(supernet_of(network(), 32, 2))
     few = net.space.sample(np.random.default_rng(0), 4)
+
+    def enumerate_all() -> Any:
+        parts = within_memory(net, [(x[:2048], y[:2048])], Options())
+        return f"{len(score_all(net, parts).widths):,} widths, in parts of {len(parts[0][0])} images"
+
     stages: dict[str, Callable[[], Any]] = {
         "training": train,
         "scoring": lambda: SharedEvaluator(net, [(x, y)], bf16=not bench.tiny).score_many(few),
-        "enumeration": lambda: len(score_all(net, [(x[:2048], y[:2048])]).widths),
+        "enumeration": enumerate_all,
     }
     for name, stage in stages.items():
         with warnings.catch_warnings(record=True) as heard:

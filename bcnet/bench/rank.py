@@ -21,16 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import model_validator
-from torch import Tensor
 
 from bcnet.accel import choose_engine
-from bcnet.accel.enumeration.score_all import AllScores, score_all
+from bcnet.accel.enumeration.score_all import AllScores, score_all, within_memory
 from bcnet.accel.enumeration.walker import Options
 from bcnet.bench.correlation import correlations
 from bcnet.bench.predictors import PREDICTORS, predicted
 from bcnet.bench.spaces import RELEASED, get_space
 from bcnet.bench.table import ChannelBench
-from bcnet.data.source import Data, Source
+from bcnet.data.source import Batch, Data, Source
 from bcnet.errors import BcnetError
 from bcnet.search.predictors.log_width import LogWidthModel
 from bcnet.space.network import NetworkSpace
@@ -177,12 +176,12 @@ def rank(
         if source is not None and (config.on_test or part == "held_out"):
             told = partial(listener.step, f"{config.name}, {part.replace('_', ' ')} images", figures={})
             batches = _batches(source, config, device)
-            scores[part] = (
-                _one_by_one(net, batches, data, config, table.widths[wanted], told)
-                if config.one_by_one
-                else score_all(net, batches, options=options, progress=told)
-            )
-            results[part] = _compare(scores[part], table, wanted)
+            if config.one_by_one:
+                scores[part] = _one_by_one(net, batches, data, config, table.widths[wanted], told)
+            else:
+                batches = _fitting(net, batches, options, listener)
+                scores[part] = score_all(net, batches, options=options, progress=told)
+            results[part] = _compare(scores[part], table, wanted) | {"batch": len(batches[0][0])}
     report = {
         **asdict(config),
         **results["held_out"]["accuracy"],
@@ -229,12 +228,24 @@ def _train(
     return net
 
 
-def _batches(source: Source, config: RankConfig, device: str) -> list[tuple[Tensor, Tensor]]:
+def _batches(source: Source, config: RankConfig, device: str) -> list[Batch]:
     """The images to score, in batches of the size that was asked for."""
     rows = list(source.batches(0, device=device))
     x, y = (torch.cat(parts) for parts in zip(*rows, strict=True))
     count, size = config.images or len(x), config.score_batch or len(rows[0][0])
     return list(zip(x[:count].split(size), y[:count].split(size), strict=True))
+
+
+def _fitting(net: Supernet, batches: list[Batch], options: Options, listener: Listener) -> list[Batch]:
+    """``batches`` as they fit into memory."""
+    parts = within_memory(net, batches, options)
+    if len(parts) > len(batches):
+        wanted, size = len(batches[0][0]), len(parts[0][0])
+        listener.note(
+            f"batches of {wanted} images do not fit into the {options.memory / 2**20:,.0f} MiB that scoring may hold: "
+            f"they are scored in parts of {size}, whose batch norm sees fewer images"
+        )
+    return parts
 
 
 def _drawn(config: RankConfig, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,7 +257,7 @@ def _drawn(config: RankConfig, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _one_by_one(
     net: Supernet,
-    batches: list[tuple[Tensor, Tensor]],
+    batches: list[Batch],
     data: Data,
     config: RankConfig,
     widths: NDArray[np.int64],

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bcnet.accel.enumeration.allocations import Allocations
-from bcnet.accel.enumeration.score_all import AllScores, Options, score_all
+from bcnet.accel.enumeration.score_all import AllScores, Options, score_all, within_memory
 from bcnet.errors import BcnetError
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.models.digits_cnn import digits_cnn
@@ -217,6 +217,24 @@ def test_too_little_memory_is_refused_with_what_is_needed() -> None:
     )
     with pytest.raises(BcnetError, match=message):
         score_all(net, data, options=Options(memory=1 << 20))
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("name", ["digits", "concat"])
+def test_batches_are_halved_until_they_fit(name: str, average: bool) -> None:
+    """No more than needed, and no image is lost; what then scores is what scores batches of that size."""
+    net, data = supernet(name, "bcv2"), batches(name, 50)
+    options = Options(memory=_smallest_cap(net, data, average) // 3, average=average)
+    parts = within_memory(net, data, options)
+    assert len(parts[0][0]) in {-(-len(data[0][0]) // 2**k) for k in range(1, 7)}
+    for i in (0, 1):
+        assert torch.equal(torch.cat([part[i] for part in parts]), torch.cat([batch[i] for batch in data]))
+    twice = [(x.repeat(2, 1, 1, 1), y.repeat(2)) for x, y in parts]
+    with pytest.raises(BcnetError, match="raise the cap or score in smaller batches"):
+        score_all(net, twice, options=options)
+    assert score_all(net, parts, options=options).loss.shape == (2, net.space.size)
+    assert [len(x) for x, _ in within_memory(net, parts, options)] == [len(x) for x, _ in parts]
+    assert within_memory(net, [], options) == []
 
 
 def test_operators_that_mix_channels_are_refused() -> None:

@@ -147,6 +147,24 @@ def test_fewer_images_and_their_batches(config: RankConfig, table: ChannelBench)
     assert one["held_out"] == same["held_out"] != other["held_out"]
 
 
+def test_batches_that_do_not_fit_are_scored_in_parts(
+    config: RankConfig, table: ChannelBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, score_batch=128, on_test=False)
+    monkeypatch.setattr("bcnet.bench.rank._memory", lambda device: 1 << 20)
+    heard = Heard()
+    report = rank(config, data(), table, listener=heard)
+    batch = report["held_out"]["batch"]
+    assert batch < 128
+    assert heard.notes == [
+        "batches of 128 images do not fit into the 1 MiB that scoring may hold: they are scored in parts of "
+        f"{batch}, whose batch norm sees fewer images"
+    ]
+    monkeypatch.undo()
+    small = rank(replace(config, score_batch=batch), data(), table)
+    assert small["held_out"] == report["held_out"]
+
+
 def test_without_the_test_images(config: RankConfig, table: ChannelBench) -> None:
     report = rank(replace(config, on_test=False), data(), table)
     assert "test" not in report

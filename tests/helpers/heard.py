@@ -14,6 +14,7 @@ class Heard(Listener):
     def __init__(self, stop_at: int = 0):
         self.steps: dict[str, list[int]] = defaultdict(list)
         self.ended: dict[str, bool] = {}
+        self.notes: list[str] = []
         self._stop_at = stop_at
 
     def step(self, name: str, done: int, total: int, figures: Mapping[str, float]) -> None:
@@ -21,3 +22,6 @@ class Heard(Listener):
         self.ended[name] = done == total
         if done == self._stop_at:
             raise KeyboardInterrupt
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)

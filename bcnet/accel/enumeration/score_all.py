@@ -22,6 +22,7 @@ from torch import Tensor
 from bcnet.accel.enumeration.allocations import Allocations
 from bcnet.accel.enumeration.prefix_tree import Tree, grow_tree
 from bcnet.accel.enumeration.walker import Options, Walker
+from bcnet.data.source import Batch
 from bcnet.errors import BcnetError
 from bcnet.space.widths import Floats, Side, Widths
 from bcnet.supernet.supernet import Supernet
@@ -72,11 +73,16 @@ def score_all(
     if not rows:
         raise BcnetError("there is nothing to score on: the validation set is empty")
     tree = grow_tree(net.space)
-    units = [[c // v.unit for c in row] for v, row in zip(net.space.variables, chosen, strict=True)]
+    units = _units(net, chosen)
     average = options.average and len(net.sides) == 2
     lanes = _lanes(len(net.sides)) if options.overlap and rows[0][0].is_cuda else ()
-    teams = [net.sides] if average or lanes else [(side,) for side in net.sides]
-    _check_memory(net, tree, units, max((x for x, _ in rows), key=len), teams, options)
+    teams = _teams(net, options, rows[0][0])
+    largest = max((x for x, _ in rows), key=len)
+    if (needed := _needed(net, tree, units, largest, options)) > options.memory:
+        raise BcnetError(
+            f"scoring all widths in batches of {len(largest)} images holds up to {needed / 2**20:,.0f} MiB, but the "
+            f"cap is {options.memory / 2**20:,.0f} MiB: raise the cap or score in smaller batches"
+        )
     walkers = {side: Walker(net, tree, units, side, options) for side in net.sides}
     tally = _Tally(tree, units, len(net.sides) + average, len(rows) * len(teams), progress, lanes)
     for x, y in rows:
@@ -123,21 +129,33 @@ def _check_candidates(net: Supernet, candidates: Sequence[Sequence[int]] | None)
     return chosen
 
 
-def _check_memory(
-    net: Supernet,
-    tree: Tree,
-    units: Sequence[Sequence[int]],
-    x: Tensor,
-    teams: Sequence[Sequence[Side]],
-    options: Options,
-) -> None:
-    """Walk down the widest path without computing anything, and compare what it would hold with the cap."""
-    needed = sum(peak(Walker(net, tree, units, side, options, dry=True), x) for side in teams[0])
-    if needed > options.memory:
-        raise BcnetError(
-            f"scoring all widths in batches of {len(x)} images holds up to {needed / 2**20:,.0f} MiB, but the cap is "
-            f"{options.memory / 2**20:,.0f} MiB: raise the cap or score in smaller batches"
-        )
+def _units(net: Supernet, candidates: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [[c // v.unit for c in row] for v, row in zip(net.space.variables, candidates, strict=True)]
+
+
+def _teams(net: Supernet, options: Options, x: Tensor) -> list[tuple[Side, ...]]:
+    """The sides that are walked together, which hold their activations at the same time."""
+    together = (options.average and len(net.sides) == 2) or (options.overlap and x.is_cuda)
+    return [net.sides] if together else [(side,) for side in net.sides]
+
+
+def _needed(net: Supernet, tree: Tree, units: Sequence[Sequence[int]], x: Tensor, options: Options) -> int:
+    """Bytes that a walk on ``x`` would hold, found by going down the widest path without computing anything."""
+    team = _teams(net, options, x)[0]
+    return sum(peak(Walker(net, tree, units, side, options, dry=True), x) for side in team)
+
+
+def within_memory(net: Supernet, batches: Sequence[Batch], options: Options) -> list[Batch]:
+    """``batches`` of the same images as :func:`score_all` can score them within ``options.memory``: halved until they
+    fit, which leaves batch norm the statistics of fewer images."""
+    if not batches:
+        return []
+    x = max((x for x, _ in batches), key=len)
+    tree, units = grow_tree(net.space), _units(net, [v.candidates for v in net.space.variables])
+    size = len(x)
+    while size > 1 and _needed(net, tree, units, x[:size], options) > options.memory:
+        size = -(-size // 2)
+    return [part for x, y in batches for part in zip(x.split(size), y.split(size), strict=True)]
 
 
 def peak(walker: Walker, x: Tensor) -> int:
