@@ -25,7 +25,7 @@ from fine_tuning_rate import BATCH, TAUGHT, Case, figures
 from intervals import interval
 from linear_neighbours import linear, linear_neighbours
 from numpy.typing import NDArray
-from reconstruction import RESULTS, read
+from rows import RESULTS, append, command_line, put, read
 from scipy.stats import kendalltau
 
 from bcnet.search import LogWidthModel, SearchConfig
@@ -113,9 +113,10 @@ def agreement(widths: Widths, losses: Floats) -> dict[str, dict[str, float]]:
     return found
 
 
-def agree(out: Path) -> None:
+def agree(_: argparse.Namespace) -> None:
     rows = {words: agreement(*trials(*where)) | {"count": len(trials(*where)[1])} for words, where in EARLIER.items()}
-    out.write_text(json.dumps({"provenance": provenance(), "agreement": rows}, indent=1) + "\n")
+    found = {"provenance": provenance(), "agreement": rows}
+    (RESULTS / "bottleneck.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 class Searched:
@@ -189,7 +190,6 @@ class Searched:
 
 
 def judge(given: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
     done = {(row["network"], row["seed"], row["way"]) for row in read(given.out)}
     for name, seed, budget in FRESH:
         wanted = [way for way in ("uniform", *STRATEGIES) if (name, seed, way) not in done]
@@ -201,8 +201,7 @@ def judge(given: argparse.Namespace) -> None:
             row = {"widths": one.case.widths.tolist()} if way == "uniform" else one.search(way, rate)
             row |= {"test": [one.tuned(row["widths"], seed) for seed in SEEDS], "given": whole, "rate": rate}
             about = {"network": name, "seed": seed, "budget": budget, "way": way}
-            with given.out.open("a") as file:
-                file.write(json.dumps({**about, **row, "made": provenance()}) + "\n")
+            append(given.out, {**about, **row, "made": provenance()})
             print(name, seed, way, row.get("seen"), row.get("unseen"), row["test"], flush=True)
 
 
@@ -239,33 +238,13 @@ def judge_table(rows: list[dict[str, Any]]) -> str:
 
 
 def page(given: argparse.Namespace) -> None:
-    text = PAGE.read_text()
-    tables = {
-        "agree": agreement_table(json.loads((RESULTS / "bottleneck.json").read_text())),
-        "judge": judge_table(read(given.out)),
-    }
-    for part, table in tables.items():
-        begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text)
+    agreement = json.loads((RESULTS / "bottleneck.json").read_text())
+    put(PAGE, {"agree": agreement_table(agreement), "judge": judge_table(read(given.out))})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["agree", "judge", "page"])
-    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--out", type=Path, default=RESULTS / "bottleneck.jsonl")
-    parser.add_argument("--cache", type=Path, default=Path("build/bottleneck"), help="for trained networks")
-    given = parser.parse_args()
-    if given.what == "agree":
-        agree(RESULTS / "bottleneck.json")
-    elif given.what == "page":
-        page(given)
-    elif given.cifar is None:
-        parser.error("judge needs --cifar FOLDER")
-    else:
-        judge(given)
+    ways = {"agree": agree, "judge": judge, "page": page}
+    command_line(__doc__, "bottleneck", ways, without_data=("agree", "page"))
 
 
 if __name__ == "__main__":

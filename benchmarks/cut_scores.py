@@ -11,7 +11,6 @@ every way. What is computed is written down in docs/results/cut-scores.md. A sto
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from fine_tuning_rate import BATCH, TAUGHT, Case, figures
 from numpy.typing import NDArray
-from reconstruction import RESULTS, read
+from rows import RESULTS, append, command_line, put, read
 from scipy.stats import kendalltau
 
 from bcnet.data.source import Batch
@@ -41,7 +40,7 @@ from bcnet.training.retraining import Retraining, retrain
 from bcnet.utils.provenance import provenance
 
 Floats = NDArray[np.float64]
-OUT, PAGE = RESULTS / "cut-scores.jsonl", RESULTS / "cut-scores.md"
+PAGE = RESULTS / "cut-scores.md"
 PARTS = {"choose": ("mobilenet", 41, "flops=15%", 40), "check": ("chain", 42, "flops=25%", 24)}
 """Network, seed of its training, budget, and how many networks of the table."""
 FULL = 0.98
@@ -129,7 +128,8 @@ class Table:
         return HEALING_RATES[int(np.nanargmin(losses))]
 
 
-def tune(given: argparse.Namespace, table: Table) -> None:
+def tune(given: argparse.Namespace) -> None:
+    table = Table(given.part, given.cifar, given.cache)
     done = {row["name"] for row in read(given.out) if row["part"] == table.part and row["kind"] == "tuned"}
     shared = {"given": figures(table.case.given, table.case.data.test)}
     for name, widths in table.widths.items():
@@ -140,7 +140,8 @@ def tune(given: argparse.Namespace, table: Table) -> None:
             _keep(given, table, "tuned", name, row | {"seconds": round(time.process_time() - start, 1)})
 
 
-def score(given: argparse.Namespace, table: Table) -> None:
+def score(given: argparse.Namespace) -> None:
+    table = Table(given.part, given.cifar, given.cache)
     rows = [row for row in read(given.out) if row["part"] == table.part and row["kind"] == "scored"]
     for reconstruct in (True, False):
         for steps in STEPS:
@@ -154,8 +155,7 @@ def score(given: argparse.Namespace, table: Table) -> None:
 
 def _keep(given: argparse.Namespace, table: Table, kind: str, name: str, row: dict[str, Any]) -> None:
     row = {"part": table.part, "kind": kind, "name": name, **row, "made": provenance()}
-    with given.out.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+    append(given.out, row)
     told = {key: row[key] for key in ("steps", "reconstruct", "rate", "test", "seconds") if key in row}
     print(table.part, kind, name, told, flush=True)
 
@@ -232,13 +232,9 @@ def _row(one: Opinion, best: Opinion | None, loss: Floats, accuracy: Floats) -> 
     return f"| {one.words} | {' | '.join(cells)} |"
 
 
-def write_page(rows: Sequence[dict[str, Any]]) -> None:
-    text = PAGE.read_text()
-    for part in PARTS:
-        begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{page(rows, part)}\n\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text)
+def write_page(given: argparse.Namespace) -> None:
+    rows = read(given.out)
+    put(PAGE, {part: page(rows, part) for part in PARTS})
 
 
 def _kendall(a: Floats, b: Floats) -> float:
@@ -253,20 +249,8 @@ def _interval(measure: Callable[[NDArray[np.int64]], float], count: int) -> tupl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["tune", "score", "page"])
-    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--part", choices=list(PARTS), default="choose")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--cache", type=Path, default=Path("build/cut-scores"), help="for trained networks")
-    given = parser.parse_args()
-    if given.what == "page":
-        write_page(read(given.out))
-    elif given.cifar is None:
-        parser.error(f"{given.what} needs --cifar FOLDER")
-    else:
-        torch.set_num_threads(1)
-        {"tune": tune, "score": score}[given.what](given, Table(given.part, given.cifar, given.cache))
+    ways = {"tune": tune, "score": score, "page": write_page}
+    command_line(__doc__, "cut-scores", ways, {"--part": {"choices": list(PARTS), "default": "choose"}})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ What is computed is written down in docs/results/fine-tuning-rate.md. A stopped 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from reconstruction import RESULTS, Inverted, network, read
+from reconstruction import Inverted, network
+from rows import append, command_line, read
 from scipy import stats
 from torch import Tensor, nn
 
@@ -38,7 +38,6 @@ from bcnet.training.reconstruction import inherited
 from bcnet.training.retraining import Distillation, Retraining, evaluate, retrain
 from bcnet.utils.provenance import provenance
 
-OUT = RESULTS / "fine-tuning-rate.jsonl"
 RATES = (0.3, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
 LENGTH, PROBE = 10, 1
 """Epochs of the whole fine-tuning, and of a probe."""
@@ -183,7 +182,6 @@ def figures(net: nn.Module, source: Source | None) -> dict[str, float]:
 
 
 def run(given: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
     rows = read(given.out)
     keys = ("network", "seed", "budget", "batch")
     done = {(*[row[key] for key in keys], row["rate"], row["epochs"]) for row in rows}
@@ -197,8 +195,7 @@ def run(given: argparse.Namespace) -> None:
         shared["cut"] = figures(case.cut().eval(), case.data.test)
         for epochs, rate in wanted:
             row = case.row(rate, epochs) | shared | {"made": provenance()}
-            with given.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append(given.out, row)
             print(*about, rate, epochs, row.get("held"), row.get("test"), row["seconds"], flush=True)
 
 
@@ -240,7 +237,7 @@ RULES: dict[str, Callable[[Probes], float]] = {
 }
 
 
-def page(rows: Sequence[dict[str, Any]], part: str) -> str:
+def tables(rows: Sequence[dict[str, Any]], part: str) -> str:
     """The tables of docs/results/fine-tuning-rate.md for one part."""
     cases: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
@@ -285,19 +282,8 @@ def regret(found: list[dict[str, Any]], epochs: int, choose: Callable[[Probes], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--part", choices=list(CASES), default="choose")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--cache", type=Path, default=Path("build/fine-tuning-rate"), help="for trained networks")
-    given = parser.parse_args()
-    if given.what == "page":
-        print(page(read(given.out), given.part))
-    elif given.cifar is None:
-        parser.error("run needs --cifar FOLDER")
-    else:
-        run(given)
+    ways = {"run": run, "page": lambda given: print(tables(read(given.out), given.part))}
+    command_line(__doc__, "fine-tuning-rate", ways, {"--part": {"choices": list(CASES), "default": "choose"}})
 
 
 if __name__ == "__main__":

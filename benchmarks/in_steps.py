@@ -10,16 +10,14 @@ where it was.
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fine_tuning_rate import BATCH, TAUGHT, Case, figures
 from intervals import interval
-from reconstruction import RESULTS, read
+from rows import RESULTS, append, command_line, put, read
 from torch import nn
 
 from bcnet.search.constraints import Constraints
@@ -63,7 +61,6 @@ def slimmed(case: Case, widths: list[list[int]], epochs: tuple[int, ...], seed: 
 
 
 def run(given: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
     done = {(row["network"], row["base_seed"], row["way"], row["seed"]) for row in read(given.out)}
     for name, base_seed, left in CASES:
         wanted = [(way, seed) for seed in SEEDS for way in WAYS if (name, base_seed, way, seed) not in done]
@@ -80,8 +77,7 @@ def run(given: argparse.Namespace) -> None:
             row = {"network": name, "base_seed": base_seed, "left": left, "way": way, "seed": seed, "widths": widths}
             row |= {"given": whole, "cut": cut, "test": figures(net, case.data.test)}
             row |= {"seconds": round(time.process_time() - begun, 1), "made": provenance()}
-            with given.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append(given.out, row)
             print(name, base_seed, way, seed, row["cut"], row["test"], row["seconds"], flush=True)
 
 
@@ -103,6 +99,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             for key in over[way]:
                 over[way][key].append(means[way][key] - means["at once"][key])
         lines.append(f"| {name}, {base_seed}, {left:.0%} | {own[0]['given']['accuracy']:.2f} | {' | '.join(cells)} |")
+    if not over["at once"]["loss"]:
+        return "Not measured yet."
     told = [
         f"{way.capitalize()} minus at once, over the networks: test loss {interval(over[way]['loss'], '+', 3)}, "
         f"accuracy {interval(over[way]['accuracy'], '+')}."
@@ -112,24 +110,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def page(given: argparse.Namespace) -> None:
-    begin, end = "<!-- table: begin -->", "<!-- table: end -->"
-    before, _, rest = PAGE.read_text().partition(begin)
-    PAGE.write_text(f"{before}{begin}\n\n{table(read(given.out))}\n\n{end}{rest.partition(end)[2]}")
+    put(PAGE, {"table": table(read(given.out))})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--out", type=Path, default=RESULTS / "in-steps.jsonl")
-    parser.add_argument("--cache", type=Path, default=Path("build/in-steps"), help="for trained networks")
-    given = parser.parse_args()
-    if given.what == "page":
-        page(given)
-    elif given.cifar is None:
-        parser.error("run needs --cifar FOLDER")
-    else:
-        run(given)
+    command_line(__doc__, "in-steps", {"run": run, "page": page})
 
 
 if __name__ == "__main__":

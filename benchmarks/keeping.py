@@ -9,16 +9,15 @@ What is computed is written down in docs/results/reconstruction.md. A stopped ru
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import reconstruction
-import torch
 import torch.nn.functional as F
-from reconstruction import RESULTS, Case, Images, measure, read, train
+from reconstruction import Case, Images, measure, train
+from rows import append, command_line, read
 from scipy import stats
 
 from bcnet.space.importance import UnitScores, importance, taylor
@@ -63,7 +62,6 @@ def run(given: argparse.Namespace) -> None:
     done = {(r["network"], r["seed"], r["criterion"]) for r in read(given.out)}
     for name, value in SMALLER.items():
         setattr(reconstruction, name, value)
-    torch.set_num_threads(1)
     images = Images(given.cifar)
     for seed in SEEDS:
         for name in NETWORKS:
@@ -72,12 +70,11 @@ def run(given: argparse.Namespace) -> None:
             for criterion in CRITERIA:
                 if (name, seed, criterion) not in done:
                     found = row(case, widths, criterion) | {"given": base, "commit": commit()}
-                    with given.out.open("a") as file:
-                        file.write(json.dumps(found) + "\n")
+                    append(given.out, found)
                     print(name, seed, criterion, found["cut"], found["test"], found["seconds"], flush=True)
 
 
-def page(path: Path) -> str:
+def table(path: Path) -> str:
     """The table of docs/results/reconstruction.md, with paired differences to ``l2`` over networks and seeds. ``auto``
     takes, for each network, the criterion of the lowest held-out loss after the cut."""
     cases: dict[tuple[str, int], dict[str, Any]] = {}
@@ -100,18 +97,7 @@ def page(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--out", type=Path, default=RESULTS / "keeping.jsonl")
-    parser.add_argument("--cache", type=Path, default=Path("build/keeping"), help="for trained networks")
-    given = parser.parse_args()
-    if given.what == "page":
-        print(page(given.out))
-    elif given.cifar is None:
-        parser.error("run needs --cifar FOLDER")
-    else:
-        run(given)
+    command_line(__doc__, "keeping", {"run": run, "page": lambda given: print(table(given.out))})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ where it was.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ import reconstruction
 import torch
 from channels import Cutter
 from pruners import prune
+from rows import RESULTS, append, read
 from scipy import stats
 from torch import Tensor, nn
 
@@ -42,7 +42,6 @@ from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Distillation, Retraining, evaluate, retrain
 from bcnet.utils.provenance import provenance
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 BACKEND, WANTED = "onnxruntime", 0.5
 CASES = [
     ("resnet", 1, 1),
@@ -187,7 +186,7 @@ def run(images: Images, cache: Path, bases: Path, out: Path, seeds: list[int]) -
         row = {"network": name, "base": trained, "seed": seed, "method": method, "given": given, **row}
         row |= {"seconds": round(time.monotonic() - start), **provenance(packages=("torch", "onnxruntime"))}
         done[name, seed, method] = row
-        _append(out, row)
+        append(out, row)
         print({k: row[k] for k in ("network", "seed", "method", "accuracy", "latency", "seconds")}, flush=True)
 
 
@@ -212,21 +211,12 @@ def large(out: Path) -> None:
                 break
             factor *= 1.01 * float(np.median(measured)) / WANTED
         row = {"network": name, "method": "balanced", "widths": widths.tolist(), "steps": steps}
-        _append(out, {**row, **provenance(packages=("torch", "onnxruntime"))})
+        append(out, {**row, **provenance(packages=("torch", "onnxruntime"))})
         print(name, steps, flush=True)
 
 
 def _data(images: Images, seed: int = 0) -> Data:
     return from_loaders(images.train, images.val, images.test, classes=10, seed=seed)
-
-
-def _append(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def page(rows: list[dict[str, Any]]) -> str:

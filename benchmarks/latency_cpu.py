@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from channels import Cutter, Kept
 from intervals import interval
-from latency_budget import BACKEND, RESULTS, WANTED, Batches, _append, _range, ratios, read
+from latency_budget import BACKEND, WANTED, Batches, _range, ratios
 from pruners import SCORERS, widest
+from rows import RESULTS, append, command_line, put, read
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -53,7 +54,6 @@ RECIPE: dict[str, Any] = {
     "threads": 1,
 }
 PAGE = RESULTS / "latency-budget.md"
-MARKS = ("<!-- cpu: begin -->", "<!-- cpu: end -->")
 
 
 class Images:
@@ -158,7 +158,7 @@ def run(given: argparse.Namespace) -> None:
             row = {"network": name, "seed": seed, "method": method, "given": full, **row}  # noqa: B023
             row |= {"seconds": round(time.process_time() - begun), **provenance(packages=("torch", "onnxruntime"))}
             done[method, seed] = row  # noqa: B023
-            _append(given.out, row)
+            append(given.out, row)
             print(json.dumps({k: row[k] for k in ("network", "method", "seed", "accuracy", "latency")}), flush=True)
 
         for seed in SEEDS:
@@ -177,7 +177,7 @@ def run(given: argparse.Namespace) -> None:
                 keep(method, seed, comparison.by_rival(method, seed, kept), begun)  # type: ignore[arg-type]
 
 
-def page(rows: Sequence[dict[str, Any]]) -> str:
+def tables(rows: Sequence[dict[str, Any]]) -> str:
     """A table for every network: accuracies by seed, and bcnet's paired differences with their 95 % intervals."""
     lines = []
     for name in NETWORKS:
@@ -204,29 +204,17 @@ def _line(method: str, own: dict[tuple[str, int], dict[str, Any]]) -> str:
     return f"| {method} | {np.mean(accuracy):.2f} | {each} | {over} | {latency} | {left:.2f} |"
 
 
-def write_page(rows: Sequence[dict[str, Any]]) -> None:
-    begin, end = MARKS
-    before, _, rest = PAGE.read_text().partition(begin)
-    PAGE.write_text(f"{before}{begin}\n{page(rows)}\n\n{end}{rest.partition(end)[2]}")
+def page(given: argparse.Namespace) -> None:
+    put(PAGE, {"cpu": tables(read(given.out)).strip()})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "run", "page"])
-    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
-    parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS[:2]))
-    parser.add_argument("--out", type=Path, default=RESULTS / "latency-cpu.jsonl")
-    parser.add_argument("--cache", type=Path, default=Path("build/latency-cpu"), help="for weights and run folders")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.what == "page":
-        write_page(read(given.out))
-    elif given.cifar is None:
-        parser.error(f"{given.what} needs --cifar FOLDER")
-    else:
-        given.cache.mkdir(parents=True, exist_ok=True)
-        run(given)
+    ways = {"train": run, "run": run, "page": page}
+    options = {
+        "--networks": {"nargs": "+", "choices": list(NETWORKS), "default": list(NETWORKS)},
+        "--rivals": {"nargs": "+", "choices": RIVALS, "default": list(RIVALS[:2])},
+    }
+    command_line(__doc__, "latency-cpu", ways, options)
 
 
 if __name__ == "__main__":

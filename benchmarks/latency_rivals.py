@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from channels import Cutter
 from parts import BcnetError, Images, Widths, provenance, space_of
+from rows import RESULTS, put, read
 from scipy import stats
 
 from bcnet import trace
@@ -38,7 +39,6 @@ from bcnet.search import Constraints
 from bcnet.search.strategies import neighbours as strategies
 from bcnet.space.network import NetworkSpace
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TABLES = RESULTS / "latency-tables.json"
 NETWORKS = ("mobilenetv2_cifar", "resnet18_cifar")
 RIVALS = ("tp-local-l2", "tp-global-l2", "tp-isomorphic-l2", "tp-global-fpgm")
@@ -47,7 +47,6 @@ FINALISTS = 2
 SAMPLED = 7
 TURNS = 5
 PAGE = RESULTS / "latency-budget.md"
-MARKS = ("<!-- rivals: begin -->", "<!-- rivals: end -->")
 
 
 class Fast(Cutter):
@@ -217,10 +216,7 @@ def measure(args: argparse.Namespace) -> None:
 
 def page(args: argparse.Namespace) -> None:
     """Put the table into docs/results/latency-budget.md."""
-    rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
-    made = lines(rows, json.loads(args.latencies.read_text()))
-    before, rest = args.page.read_text().split(MARKS[0])
-    args.page.write_text("\n".join([f"{before}{MARKS[0]}", "", *made, "", f"{MARKS[1]}{rest.split(MARKS[1])[1]}"]))
+    put(args.page, {"rivals": "\n".join(lines(read(args.rows), json.loads(args.latencies.read_text())))})
 
 
 def lines(rows: Sequence[dict[str, Any]], latencies: dict[str, Any]) -> list[str]:

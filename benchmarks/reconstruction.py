@@ -9,7 +9,6 @@ What is computed is written down in docs/results/reconstruction.md. A stopped ru
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from rows import append, command_line, read
 from scipy import stats
 from torch import Tensor, nn
 
@@ -36,7 +36,6 @@ BASE_EPOCHS = {"resnet": 8, "mobilenet": 6}
 EPOCHS, RATE = 4, 0.05
 BUDGET = "flops=20%"
 DRAWN = 16
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
 class Inverted(nn.Module):
@@ -220,30 +219,24 @@ def cases() -> Iterator[tuple[str, int, bool]]:
     yield "resnet", 1, True
 
 
-def run(cifar: Path, out: Path, cache: Path) -> None:
-    torch.set_num_threads(1)
-    done = {(r["network"], r["seed"], r["configuration"], r["reconstruct"]) for r in read(out)}
-    images = Images(cifar)
+def run(given: argparse.Namespace) -> None:
+    done = {(r["network"], r["seed"], r["configuration"], r["reconstruct"]) for r in read(given.out)}
+    images = Images(given.cifar)
     for name, seed, drawn in cases():
-        case = Case(name, seed, images, cache)
-        given = measure(case.net, images.test)
+        case = Case(name, seed, images, given.cache)
+        base = measure(case.net, images.test)
         for chosen, widths in case.configurations().items():
             if chosen.startswith("drawn") and not drawn:
                 continue
             for reconstruct in (True,) if chosen.startswith("drawn") else (False, True):
                 if (name, seed, chosen, reconstruct) in done:
                     continue
-                row = case.row(chosen, widths, reconstruct) | {"given": given, "commit": commit()}
-                with out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                row = case.row(chosen, widths, reconstruct) | {"given": base, "commit": commit()}
+                append(given.out, row)
                 print(name, seed, chosen, reconstruct, row["cut"], row["test"], flush=True)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def page(path: Path) -> str:
+def tables(path: Path) -> str:
     """The tables of docs/results/reconstruction.md."""
     rows = read(path)
     lines = ["| network | seed | given | widths | cut, plain | cut, made up for | tuned, plain | tuned, made up for |"]
@@ -280,18 +273,7 @@ def page(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--out", type=Path, default=RESULTS / "reconstruction.jsonl")
-    parser.add_argument("--cache", type=Path, default=Path("build/reconstruction"), help="for trained networks")
-    given = parser.parse_args()
-    if given.what == "page":
-        print(page(given.out))
-    elif given.cifar is None:
-        parser.error("run needs --cifar FOLDER")
-    else:
-        run(given.cifar, given.out, given.cache)
+    command_line(__doc__, "reconstruction", {"run": run, "page": lambda given: print(tables(given.out))})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ A stopped run goes on where it was.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,8 @@ from fastnas import search as fastnas
 from fine_tuning_rate import figures
 from intervals import interval
 from pruners import prune
-from reconstruction import RESULTS, Images, network, read
+from reconstruction import Images, network
+from rows import RESULTS, append, command_line, put, read
 from torch import Tensor, nn
 
 import bcnet
@@ -39,7 +39,7 @@ from bcnet.training.rate import choose_rate, probe_loss
 from bcnet.training.retraining import Distillation, Retraining, retrain
 from bcnet.utils.provenance import provenance
 
-OUT = RESULTS / "rivals-small.jsonl"
+PAGE = RESULTS / "rivals-small.md"
 TRAIN, HELD, BATCH, CUT_BATCHES = 4_000, 2_000, 64, 8
 NETWORK, BUDGET, EPOCHS = "mobilenet", 0.15, 6
 FINE = 4
@@ -166,7 +166,6 @@ def _batches(x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def run(given: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
     done = {(row["seed"], row["method"]) for row in read(given.out)}
     for seed in given.seeds:
         wanted = [method for method in NAMES if (seed, method) not in done]
@@ -176,8 +175,7 @@ def run(given: argparse.Namespace) -> None:
         shared = {"seed": seed, "given": figures(trained.model, trained.data.test), "made": provenance()}
 
         def keep(method: str, row: dict[str, Any], shared: dict[str, Any] = shared) -> None:
-            with given.out.open("a") as file:
-                file.write(json.dumps({"method": method, **row, **shared}) + "\n")
+            append(given.out, {"method": method, **row, **shared})
             print(shared["seed"], method, row["test"], row.get("rate"), flush=True)
 
         for method in RIVALS:
@@ -199,7 +197,7 @@ def equal_epochs(rows: dict[str, dict[str, Any]], method: str) -> int:
     return max(EPOCHS, int(EPOCHS * left / seconds["tuning"]))
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The table of docs/results/rivals-small.md."""
     by_method: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
@@ -221,19 +219,13 @@ def page(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def page(given: argparse.Namespace) -> None:
+    put(PAGE, {"table": table(read(given.out))})
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "page"])
-    parser.add_argument("--cifar", type=Path, help="a folder with CIFAR-10")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[21, 22, 23])
-    parser.add_argument("--out", type=Path, default=OUT)
-    given = parser.parse_args()
-    if given.what == "page":
-        print(page(read(given.out)))
-    elif given.cifar is None:
-        parser.error("run needs --cifar FOLDER")
-    else:
-        run(given)
+    seeds = {"type": int, "nargs": "*", "default": [21, 22, 23]}
+    command_line(__doc__, "rivals-small", {"run": run, "page": page}, {"--seeds": seeds})
 
 
 if __name__ == "__main__":

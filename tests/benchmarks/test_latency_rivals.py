@@ -56,7 +56,7 @@ def test_one_seed_has_no_interval_and_the_page_keeps_what_is_around_the_table(
 ) -> None:
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
     page, rows, latencies = (tmp_path / name for name in ("page.md", "rows.jsonl", "latencies.json"))
-    page.write_text(f"before\n{rivals.MARKS[0]}\nold\n{rivals.MARKS[1]}\nafter\n")
+    page.write_text("before\n<!-- rivals: begin -->\nold\n<!-- rivals: end -->\nafter\n")
     rows.write_text("".join(json.dumps(each) + "\n" for each in ROWS[:5]))
     latencies.write_text(json.dumps(measured(bcnet_near_1=0.49, bcnet_uniform=0.5, tp_global_l2=0.51)))
     rivals.main(["page", "--rows", str(rows), "--latencies", str(latencies), "--page", str(page)])
