@@ -100,12 +100,19 @@ def test_nothing_to_pick_from(tmp_path: Path) -> None:
     )
 
 
-def test_a_target_below_the_smallest_network_is_said_at_once(tmp_path: Path) -> None:
-    settings = {**tinyrun.TRAINED, "targets": ["flops=70%", "flops=1%"]}
+@pytest.mark.parametrize(
+    ("second", "sentence"),
+    [
+        ("flops=1%", r"budget flops=1% is impossible: the smallest network of this space costs "),
+        ("flops=70.0%", r"the targets flops=70% and flops=70.0% are the same budget: keep one of them$"),
+    ],
+)
+def test_targets_that_do_not_fit_are_said_at_once(tmp_path: Path, second: str, sentence: str) -> None:
+    settings = {**tinyrun.TRAINED, "targets": ["flops=70%", second]}
     del settings["budgets"]
     chosen = Recipe.parse({"model": f"{tinyrun.network_file(tmp_path)}:tiny", **settings})
     run = Run.create(tmp_path / "run", chosen, _facts(chosen))
-    with pytest.raises(BcnetError, match=r"^budget flops=1% is impossible: the smallest network of this space costs "):
+    with pytest.raises(BcnetError, match="^" + sentence):
         tinyrun.work(run, until="report")
     assert not run.done("given")
 

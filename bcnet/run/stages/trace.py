@@ -22,8 +22,7 @@ def trace_network(run: Run) -> None:
     _measure_layers(run)
     space, constraints = run.space, run.constraints
     feasibility = constraints.check()
-    for target in run.recipe.targets:
-        run.within([target]).check()
+    _check_targets(run)
     _tell_loose_budgets(run)
     variables = [
         {"name": v.name, "candidates": v.candidates, "layers": v.layers, "unit": v.unit} for v in space.variables
@@ -49,6 +48,17 @@ def trace_network(run: Run) -> None:
             "costs": {"full": run.cost_of(run.full), "smallest": run.cost_of(space.min)},
         },
     )
+
+
+def _check_targets(run: Run) -> None:
+    known: dict[tuple[str, float], str] = {}
+    for target in run.recipe.targets:
+        within = run.within([target])
+        within.check()
+        budget = within.budgets[0]
+        other = known.setdefault((budget.name, budget.limit), target)
+        if other != target:
+            raise BcnetError(f"the targets {other} and {target} are the same budget: keep one of them")
 
 
 def _measure_layers(run: Run) -> None:
