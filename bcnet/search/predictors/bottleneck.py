@@ -1,11 +1,11 @@
-"""The bottleneck model: every layer costs a network something, the more the narrower it is, and ever less as it widens.
+"""The bottleneck model: every layer costs a network some loss, the more the narrower it is.
 
     log loss(c) = constant + sum_i  u_i (m_i / c_i) + v_i (m_i / c_i)^3,    u_i, v_i >= 0
 
-Here ``m`` is the best configuration known. Scores of networks that inherit trained weights keep to it: it ranks
-configurations that it has not seen far better than a model that is linear in the logarithms of widths, which cannot say
-that one narrow layer spoils a network (docs/results/bottleneck.md). Before any score, ``u`` is in proportion to what
-the layers cost, so that uniform scaling is the best there is; scores pull it away from that.
+Here ``m`` is the best configuration known. The model predicts the scores of unseen configurations of a network that
+inherits trained weights far better than one that is linear in the logarithms of widths, which cannot say that a single
+narrow layer spoils a network (docs/results/bottleneck.md). Before any score, ``u`` is proportional to what the layers
+cost, so that uniform scaling is the optimum; scores pull it away from there.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from bcnet.space.widths import Floats, Widths
 
 POWERS = (1.0, 3.0)
 PULL = 0.005
-"""How strongly ``u`` and ``v`` are drawn to what they were before any score."""
+"""The ridge that draws ``u`` and ``v`` to what they were before any score."""
 FADES = 0.6
-"""The distance in the mean square logarithm of widths at which a score counts for 0.6 as much."""
+"""The root mean square distance from ``m``, in logarithms of widths, at which a score counts exp(-1/2) as much."""
 SCALED = 1.3
-"""By how much each width is scaled to see what it costs."""
+"""The factor by which each width is scaled to see what it costs."""
 FORBIDDEN = -1e9
 ENOUGH = 1e-6
 
 
 def costs_of_widening(constraints: Constraints) -> Floats:
-    """The share (L,) that each variable has in what uniform scaling costs, by the budget that a variable weighs most
-    in."""
+    """The share (L,) of each variable in the cost of uniform scaling, under the budget in which it weighs most."""
     uniform = constraints.uniform()
     wider = np.maximum(np.round(uniform * SCALED), uniform + 1).astype(np.int64)
     rows = np.where(np.eye(len(uniform), dtype=bool), wider, uniform)

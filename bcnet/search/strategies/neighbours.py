@@ -1,10 +1,11 @@
-"""Generation after generation near the best configurations so far, where a model of all scores expects still better.
+"""Generation after generation near the best configurations so far, where a model of all scores expects better ones.
 
-For scores of networks that inherit trained weights. Each costs as much as it is worth there, so few are asked for,
-and what rules give (uniform, a criterion's allotment) is a good place to begin. Most of a generation are what the
-bottleneck model (:mod:`bcnet.search.predictors.bottleneck`) holds best near the best so far: the model of all scores,
-and models of scores drawn again at random, which differ where scores say little, so that it learns there. Single scores
-are lucky; the mean of the best is less so, and is asked for too. The rest lie near these at random, as models err.
+For scores of networks that inherit trained weights. There a score costs seconds, so few are asked for, and what rules
+give (uniform, a criterion's allotment) is a good place to begin. Most of a generation are the optima of bottleneck
+models (:mod:`bcnet.search.predictors.bottleneck`) within reach of the best configuration so far: one of the model
+fitted to all scores, the others of models fitted to the scores weighted at random. These disagree where scores say
+little, so that is where the search learns. A single score may be luck; the mean of the best configurations is less so,
+and is asked for too. Because models err, the rest are drawn at random near all of these.
 """
 
 from __future__ import annotations
