@@ -220,7 +220,7 @@ def judge_table(rows: list[dict[str, Any]]) -> str:
     lines = ["| network | loss found, linear | bottleneck | on unseen images, linear | bottleneck | "
              "test accuracy, uniform | linear | bottleneck |"]  # fmt: skip
     lines.append("| --- |" + " ---: |" * 7)
-    gaps: dict[str, list[float]] = {"seen": [], "unseen": [], "accuracy": []}
+    gaps: dict[str, list[float]] = {"seen": [], "unseen": [], "accuracy": [], "uniform": []}
     for name, seed, budget in FRESH:
         if any((name, seed, way) not in found for way in ("uniform", *STRATEGIES)):
             continue
@@ -232,9 +232,13 @@ def judge_table(rows: list[dict[str, Any]]) -> str:
         for part in ("seen", "unseen"):
             gaps[part].append(ways[2][part] - ways[1][part])
         gaps["accuracy"].append(accuracy[2] - accuracy[1])
-    words = {"seen": "loss found", "unseen": "on unseen images", "accuracy": "test accuracy"}
-    told = ", ".join(f"{words[part]} {interval(gap, '+')}" for part, gap in gaps.items())
-    return "\n".join([*lines, "", f"Bottleneck minus linear over the networks: {told}."])
+        gaps["uniform"].append(accuracy[2] - accuracy[0])
+    told = (
+        f"Bottleneck minus linear over the networks: loss found {interval(gaps['seen'], '+', 3)}, on unseen images "
+        f"{interval(gaps['unseen'], '+', 3)}, test accuracy {interval(gaps['accuracy'], '+')}. Bottleneck minus uniform: "
+        f"test accuracy {interval(gaps['uniform'], '+')}."
+    )
+    return "\n".join([*lines, "", told])
 
 
 def page(given: argparse.Namespace) -> None:
