@@ -33,9 +33,11 @@ import bcnet
 from bcnet.data.cifar10 import read_cifar10
 from bcnet.data.half import halves
 from bcnet.data.source import Data, from_loaders
+from bcnet.space.importance import importance
 from bcnet.space.network import trace
 from bcnet.training.optim import Optimisation
 from bcnet.training.rate import choose_rate, probe_loss
+from bcnet.training.reconstruction import inherited
 from bcnet.training.retraining import Distillation, Retraining, retrain
 from bcnet.utils.provenance import provenance
 
@@ -49,6 +51,8 @@ TUNED = Optimisation(epochs=EPOCHS, lr=None, warmup=0.5, weight_decay=5e-4, head
 RIVALS = ("tp-isomorphic-fpgm", "tp-local-l2", "fastnas")
 EQUAL = ("tp-isomorphic-fpgm", "tp-local-l2")
 """Those who choose for nothing, and are also fine-tuned for all of bcnet's seconds."""
+LONG = ("found", "uniform")
+"""bcnet's networks, which are also fine-tuned for as many epochs as local L2 can be in these seconds."""
 NAMES = {
     "found": "**bcnet: what a run ships**",
     "uniform": "uniform, `reconstruct`, by bcnet",
@@ -57,6 +61,8 @@ NAMES = {
     "tp-local-l2": "Torch-Pruning local L2 = uniform widths",
     "tp-isomorphic-fpgm, equal seconds": "Torch-Pruning isomorphic FPGM, for all of bcnet's seconds",
     "tp-local-l2, equal seconds": "Torch-Pruning local L2, for all of bcnet's seconds",
+    "found, long": "bcnet: the widths it ships, for as many epochs",
+    "uniform, long": "uniform, `reconstruct`, for as many epochs",
 }
 
 
@@ -134,26 +140,41 @@ class Trained:
     def by_rival(self, method: str, epochs: int = EPOCHS) -> dict[str, Any]:
         begun = time.process_time()
         kept = self._kept(method)
-        chosen = time.process_time()
+        chosen = round(time.process_time() - begun)
+        row = self._tuned(lambda: self.cutter.cut(kept), epochs)
+        return {"widths": [len(stay) for stay in kept], **row, "seconds": {"choosing": chosen, **row["seconds"]}}
+
+    def by_widths(self, widths: list[int], epochs: int) -> dict[str, Any]:
+        """As bcnet cuts a network, fine-tuned as everybody's."""
+        space, some = self.cutter.space, self._some()
+        keep = importance(space, self.model, "l2")
+        return {
+            "widths": widths,
+            **self._tuned(lambda: inherited(space, self.model, np.array(widths), keep, some), epochs),
+        }
+
+    def _tuned(self, cut: Callable[[], nn.Module], epochs: int) -> dict[str, Any]:
+        """What becomes of a network that ``cut`` makes, at a rate that probes choose."""
+        begun = time.process_time()
         how = replace(TUNED, epochs=epochs)
         config = Retraining(how, Distillation(alpha=0.9, temperature=4.0), seed=self.seed)
-        rate, probes = choose_rate(
-            lambda lr: probe_loss(self.cutter.cut(kept), lr, self.data, config, teacher=self.model)
-        )
-        slim: nn.Module = self.cutter.cut(kept)
+        rate, probes = choose_rate(lambda lr: probe_loss(cut(), lr, self.data, config, teacher=self.model))
+        slim = cut()
         config = replace(config, optimisation=replace(how, lr=rate))
         retrain(slim, self.data.train, config, teacher=self.model)
         return {
-            "widths": [len(stay) for stay in kept],
             "rate": rate,
             "epochs": epochs,
             "probes": {str(lr): loss for lr, loss in probes.items()},
             "test": figures(slim, self.data.test),
-            "seconds": {"choosing": round(chosen - begun), "tuning": round(time.process_time() - chosen)},
+            "seconds": {"tuning": round(time.process_time() - begun)},
         }
 
+    def _some(self) -> list[tuple[Tensor, Tensor]]:
+        return [batch for batch, _ in zip(self.data.train.batches(0), range(CUT_BATCHES), strict=False)]
+
     def _kept(self, method: str) -> Kept:
-        some = [batch for batch, _ in zip(self.data.train.batches(0), range(CUT_BATCHES), strict=False)]
+        some = self._some()
         if method != "fastnas":
             return prune(self.cutter, method, self.flops, some)
         with tempfile.TemporaryDirectory() as folder:
@@ -188,6 +209,11 @@ def run(given: argparse.Namespace) -> None:
             if f"{method}, equal seconds" in wanted:
                 epochs = equal_epochs({row["method"]: row for row in read(given.out) if row["seed"] == seed}, method)
                 keep(f"{method}, equal seconds", trained.by_rival(method, epochs))
+        for method in LONG:
+            if f"{method}, long" in wanted:
+                rows = {row["method"]: row for row in read(given.out) if row["seed"] == seed}
+                epochs = rows["tp-local-l2, equal seconds"]["epochs"]
+                keep(f"{method}, long", trained.by_widths(rows[method]["widths"], epochs))
 
 
 def equal_epochs(rows: dict[str, dict[str, Any]], method: str) -> int:
