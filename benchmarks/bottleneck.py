@@ -235,8 +235,8 @@ def judge_table(rows: list[dict[str, Any]]) -> str:
         gaps["uniform"].append(accuracy[2] - accuracy[0])
     told = (
         f"Bottleneck minus linear over the networks: loss found {interval(gaps['seen'], '+', 3)}, on unseen images "
-        f"{interval(gaps['unseen'], '+', 3)}, test accuracy {interval(gaps['accuracy'], '+')}. Bottleneck minus uniform: "
-        f"test accuracy {interval(gaps['uniform'], '+')}."
+        f"{interval(gaps['unseen'], '+', 3)}, test accuracy {interval(gaps['accuracy'], '+')}. Bottleneck minus "
+        f"uniform: test accuracy {interval(gaps['uniform'], '+')}."
     )
     return "\n".join([*lines, "", told])
 
