@@ -119,9 +119,34 @@ def scoring(rows: dict[str, Any], first: dict[str, Any]) -> str:
     return SCORING.format(goal=SCORING_GOAL) + "".join(lines) + tried
 
 
+def costs(found: dict[str, Any]) -> str:
+    """The time to cost a whole space, and what the page does not show."""
+    lines = [
+        f"| {space} | {name} | {row['median']:.2f} | {row['worst']:.1f} |\n"
+        for space in ("mobilenet", "resnet")
+        for name, row in found[space].items()
+    ]
+    return COSTS.format_map(found) + "".join(lines) + NOT_SHOWN
+
+
 def sources(rows: dict[str, Any]) -> str:
     found = {name: row["provenance"] for name, row in rows.items()}
     return "".join(f"- {name}: {origin(facts)}: `{facts['command']}`\n" for name, facts in found.items())
+
+
+COSTS = """## Costs of all widths
+
+All 16,384 widths of a Channel-Bench space at once, by the costs of the traced network, in milliseconds: the median of
+50 runs and the worst of them, on one core of a machine with other work ([cost.json](cost.json), `benchmarks/cost.py`;
+{date}, {machine}, commit {commit:.12}).
+
+| space | cost | median | worst |
+| --- | --- | ---: | ---: |
+"""
+NOT_SHOWN = """
+**What this does not show**: an idle machine, several threads, other processors, and networks or budgets other than
+those named; each row is one process on one day, so its rounds say nothing of other days.
+"""
 
 
 def main() -> None:
@@ -130,6 +155,7 @@ def main() -> None:
     )
     load = max(row["load"] for row in [*path.values(), *score.values()])
     page = HEAD.format(load=load) + paths(path) + scoring(score, first)
+    page += "\n" + costs(json.loads((RESULTS / "cost.json").read_text()))
     page += "\n## Where the figures come from\n\n" + sources(path) + sources(score)
     (RESULTS / "cpu.md").write_text(page)
 

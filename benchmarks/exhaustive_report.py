@@ -53,6 +53,10 @@ How the ResNet space came down, each time on one H200; another may take a little
 Larger batches are faster. Before the last two of these steps, the supernets of [Channel-Bench](channel-bench.md) with
 both sides were scored on 5,000 images, one batch, in {mobilenet} (MobileNet) and {resnet} (ResNet), the set-up of
 kernels included.
+
+**What this does not show**: how the figures vary, as each is one run (59.9 s of a goal of 60 s could be above it in
+another); other GPUs and other spaces; whether the scores rank networks well ([Channel-Bench](channel-bench.md)). One
+by one, two sampled widths were timed on the GPU and four on the CPU, and scaled up.
 """
 
 

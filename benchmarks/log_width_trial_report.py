@@ -113,8 +113,8 @@ def networks(data: dict[str, Any], name: str) -> list[str]:
 
 def page(data: dict[str, Any]) -> str:
     facts = data["provenance"]
-    out = [MARK, f"{origin(facts)}; `python benchmarks/log_width_trial.py judge`. All of it is in", ""]
-    out[1] += " [log-width-trial.json](log-width-trial.json)."
+    out = [MARK, f"{origin(facts)}; `python benchmarks/log_width_trial.py judge`. All"]
+    out += ["of it is in [log-width-trial.json](log-width-trial.json).", ""]
     for name in SPACES:
         space = load_model(f"benchmarks/trial_networks.py:{name}").space(groups=GROUPS)
         lines, _ = ranking(space, data, name)
@@ -124,7 +124,7 @@ def page(data: dict[str, Any]) -> str:
         if any(r["what"] == "network" and r["space"] == name for r in data["measured"]):
             heads = [row("network", "accuracy %", "standard error", "each"), row("---", "---:", "---:", "---")]
             out += [*heads, *networks(data, name), ""]
-    return "\n".join(out)
+    return "\n".join([*out, ""])
 
 
 def main() -> None:

@@ -111,6 +111,8 @@ def cpu(results: dict[str, Any]) -> list[str]:
     if "note" in results:
         lines += ["", results["note"]]
     lines += ["", "Batch 64, by the processor's time: [Speed on a CPU](cpu.md)."]
+    lines += ["", "**What this does not show**: other GPUs, networks and batches; what data take to arrive; the code"]
+    lines += ["of today, for which [a later page](speed.md) has one run on a GPU; and how well the supernets learn."]
     return lines
 
 
