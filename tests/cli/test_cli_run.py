@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import tinyrun
 import yaml
-from terminal import run
+from terminal import hear_ctrl_c, run
 
 from bcnet.run.pipeline import STAGES
 from bcnet.run.recipe import Recipe, names
@@ -246,7 +246,8 @@ def test_ctrl_c_stops_cleanly_and_resumes(recipe_file: Path, tmp_path: Path) -> 
         str(folder),
         *settings,
     ]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, preexec_fn=hear_ctrl_c, **pipes)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("train: "):

@@ -142,7 +142,7 @@ def test_output_that_cannot_be_written() -> None:
 @pytest.mark.parametrize("after", [0.3, 1.0])
 def test_ctrl_c_in_the_first_second(after: float, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bcnet", "run", "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=terminal.hear_ctrl_c)
     time.sleep(after)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=120)[1].endswith("error: interrupted\n")

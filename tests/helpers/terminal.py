@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -24,6 +25,11 @@ def answer(*arguments: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
+
+
+def hear_ctrl_c() -> None:
+    """For ``preexec_fn``: what a shell starts in the background ignores Ctrl-C, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
