@@ -75,7 +75,7 @@ def widest(cutter: Cutter, method: str, holds: Callable[[Kept], bool], halvings:
         work, steps = _Work(cutter, cutter.model, scorer, scope, 1.0, STEPS), []
         for _ in range(round(MOST * STEPS)):
             work.step()
-            steps.append(work.kept)
+            steps.append(list(work.kept))  # a step replaces entries of the list itself
         way, count = steps.__getitem__, len(steps)
     low, high, best = 0, count - 1, None
     for _ in range(halvings):

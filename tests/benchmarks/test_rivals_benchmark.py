@@ -156,6 +156,23 @@ def test_pruners_fill_the_budget(benchmark: Any, base: Path, method: str) -> Non
     assert cutter.cut(kept)(images.test[0][0][:2]).shape == (2, 10)
 
 
+@pytest.mark.parametrize("method", ["tp-local-l2", "tp-global-l2", "tp-isomorphic-fpgm"])
+def test_the_widest_network_that_holds_is_found_on_the_way_that_is_pruned(
+    benchmark: Any, base: Path, method: str
+) -> None:
+    channels, parts = benchmark("channels"), benchmark("parts")
+    model = benchmark("rivals_base").load_base(base, "vgg19_cifar", True)
+    cutter = channels.Cutter(model, parts.space_of(model, parts.Images.synthetic("cpu")))
+    limit = 0.5 * cutter.flops(cutter.space.max)
+
+    def flops(kept: Any) -> int:
+        return int(cutter.flops(np.array([len(stay) for stay in kept])))
+
+    kept = benchmark("pruners").widest(cutter, method, lambda kept: flops(kept) <= limit, 9)
+    assert 0.85 * limit <= flops(kept) <= limit
+    assert benchmark("pruners").widest(cutter, method, lambda kept: False, 9) is None
+
+
 def test_a_table_goes_on_where_it_ended(benchmark: Any, base: Path, tmp_path: Path, capsys: Any) -> None:
     table, report = benchmark("inherited_table"), benchmark("inherited_report")
     planned, out = tmp_path / "networks.json", tmp_path / "table.jsonl"
