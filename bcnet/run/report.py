@@ -16,7 +16,6 @@ from bcnet.report.tradeoff import Tradeoff, TradeoffPoint, render_tradeoff
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON
 from bcnet.search.constraints import Budget
-from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
 from bcnet.utils.progress import duration
@@ -129,8 +128,6 @@ def _assembled(
 ) -> ReportData:
     rows = {row["name"]: row for row in compare["networks"]}
     metric = compare["metric"]
-    with TrialStore(folder.path("trials.sqlite"), read_only=True) as store:
-        trials = store.trials()
     in_python = folder.recipe.model == PYTHON
     trained = {name: folder.read(f"retrain/{name}") for name in rows}
     return ReportData(
@@ -146,7 +143,7 @@ def _assembled(
         full_widths=tuple(trace["widths"]["full"]),
         principle=train["principle"] if train else None,
         networks={name: _figures(row) for name, row in _with_full(rows, trace).items()},
-        trials=tuple(trials),
+        trials=tuple(folder.trials()),
         chosen=Trial.from_dict(search["best"]),
         reference_scores=search["reference"],
         supernet_curve=_curve("supernet", train["history"]) if train else None,

@@ -57,7 +57,7 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
         ),
         distillation=r.distillation or Distillation(),
         calibration=r.healing.calibration,
-        by="loss" if r.rank_by == "loss" else "score",
+        by=r.rank_by,
         seed=r.seed,
     )
     scorer, words = open_cut_scorer(
