@@ -21,7 +21,7 @@ START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "scor
 EXAMPLE = "cluttered_digits"
 """The recipe of a run that is told nothing."""
 ON_RESUME = ("resume", "device", "trust", "until", "log", "as_json")
-"""What may be said to a run that goes on."""
+"""The options that a resumed run takes."""
 DATA_FORMS = "digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER"
 
 

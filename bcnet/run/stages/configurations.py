@@ -15,7 +15,7 @@ from bcnet.space.widths import Widths
 NEXT_BEST = 3
 """Scores that may race beside the best one, where there is room."""
 SHARE = 8
-"""One of so many trials is among the best whose mean races: of few trials, the eighth best is none of the best."""
+"""The best eighth of the trials counts as the best, whose mean races; of few trials the eighth best would not."""
 
 
 def named_widths(run: Run) -> dict[str, Widths]:
@@ -78,5 +78,5 @@ def finalists(run: Run) -> dict[str, list[int]]:
 
 
 def _criterion(run: Run) -> str:
-    """By which widths are allotted: as channels are kept, but never at random."""
+    """The criterion by which widths are allotted: that by which channels are kept, but never chance."""
     return run.recipe.keep if run.recipe.keep != "random" else "l2"

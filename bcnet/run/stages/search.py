@@ -29,7 +29,7 @@ from bcnet.training import distributed
 from bcnet.training.inherit import CutScorer
 
 SCREENED = 4
-"""Random configurations cut for each that begins the search."""
+"""How many random configurations are cut for each one that the search begins with."""
 PROBED = 16
 """Configurations that scores must tell apart before they decide."""
 DOUBT = "search/doubt"
