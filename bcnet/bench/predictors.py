@@ -10,7 +10,7 @@ from bcnet.bench.table import ChannelBench
 from bcnet.search.predictors.log_width import LogWidthModel
 
 PREDICTORS = {"flops": "FLOPs", "params": "parameters", "widths": "log widths × layers"}
-"""By name, in words; ``widths`` is the log-width model in which every layer gains alike."""
+"""Their names, and what they are called; ``widths`` is the log-width model in which every layer gains alike."""
 
 
 def predicted(predictor: str, table: ChannelBench) -> NDArray[Any]:

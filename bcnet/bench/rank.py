@@ -208,7 +208,7 @@ def _train(
     torch.manual_seed(config.seed)
     method = config.resolved()
     net = (MetaSupernet(space) if config.method == META else Supernet(space, method.principle)).to(device)
-    recipe = Optimisation(
+    optimisation = Optimisation(
         epochs=config.epochs,
         lr=config.lr,
         warmup=config.warmup,
@@ -217,7 +217,7 @@ def _train(
         ema=config.ema,
         bf16=config.bf16,
     )
-    training = SupernetTraining(method.sampling, recipe, seed=config.seed)
+    training = SupernetTraining(method.sampling, optimisation, seed=config.seed)
     if config.method == TAS:
         train_tas(net, data, training, folder, progress)
     elif isinstance(net, MetaSupernet):

@@ -13,8 +13,6 @@ from bcnet.cli.console import print_json, table
 if TYPE_CHECKING:
     from bcnet.search import Trial
 
-TRIALS = "trials.sqlite"
-
 
 def front(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a file of trials.")],
@@ -28,6 +26,7 @@ def front(
     Once the search of a run has ended, the configuration it chose is shown too.
     """
     from bcnet.search import TrialStore, best_of, format_cost, front_of
+    from bcnet.search.store import TRIALS
 
     with TrialStore(run / TRIALS if run.is_dir() else run, read_only=True) as store:
         trials, settings = store.trials(), store.settings()

@@ -17,6 +17,8 @@ TRUST = flag("--trust", "Allow running the Python file that a recipe or a run na
 MODEL = typer.Argument(
     metavar="MODEL", help="The network: zoo:NAME (or NAME), timm:NAME, torchvision:NAME or path/to/file.py:NAME."
 )
+RECIPE = typer.Argument(metavar="RECIPE", help="A recipe's name or its file.")
+SET = typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated.")
 RUN = typer.Argument(metavar="RUN", help="The folder of a run.")
 DATA = typer.Option("--data", help="The images: digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER.")
 BUDGET = typer.Option(

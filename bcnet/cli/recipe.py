@@ -12,8 +12,6 @@ from bcnet.cli.stage import require_trust
 
 recipe_app = typer.Typer(cls=OneLineErrors)
 
-PLACE_ARGUMENT = typer.Argument(metavar="RECIPE", help="A recipe's name or its file.")
-
 
 @recipe_app.callback(invoke_without_command=True)
 def _recipe(context: typer.Context) -> None:
@@ -50,7 +48,7 @@ def list_recipes(as_json: Annotated[bool, options.JSON] = False) -> None:
 
 @recipe_app.command("show")
 def show_recipe(
-    place: Annotated[str, PLACE_ARGUMENT] = "cluttered_digits",
+    place: Annotated[str, options.RECIPE] = "cluttered_digits",
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Print a recipe with every key and what it means, as YAML to start your own from."""
@@ -66,7 +64,7 @@ def show_recipe(
 
 @recipe_app.command("check")
 def check_recipe(
-    place: Annotated[str, PLACE_ARGUMENT],
+    place: Annotated[str, options.RECIPE],
     trust: Annotated[bool, options.TRUST] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:

@@ -21,7 +21,7 @@ START_DEPENDENT = ("rank_by", "search", "retrain", "distillation", "race", "scor
 EXAMPLE = "cluttered_digits"
 """The recipe of a run that is told nothing."""
 ON_RESUME = ("resume", "device", "trust", "until", "log", "as_json")
-"""What may be said to a run that goes on."""
+"""The options that a resumed run takes."""
 DATA_FORMS = "digits, cluttered_digits, cifar10:FOLDER or imagefolder:FOLDER"
 
 
@@ -75,10 +75,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Folder for the run; by default a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Continue the stopped run in this folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of every random choice.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe; may be repeated."),
-    ] = None,
+    settings: Annotated[list[str] | None, options.SET] = None,
     device: Annotated[str | None, options.DEVICE] = None,
     trust: Annotated[bool, options.TRUST] = False,
     until: Annotated[

@@ -145,10 +145,8 @@ def build(name: str, widths: Iterable[int] | None = None, classes: int | None = 
     model = find(name)
     if classes is not None and not (isinstance(classes, int) and classes >= 1):
         raise BcnetError(f"classes is {classes!r:.40}, but a classifier needs a whole number of at least 1")
-    family, count = (
-        importlib.import_module(f"bcnet.models.{model.family}"),
-        model.classes if classes is None else classes,
-    )
+    family = importlib.import_module(f"bcnet.models.{model.family}")
+    count = model.classes if classes is None else classes
     own = getattr(family, name, None)  # for a network that its module spells out
     made: nn.Module = own(widths, count) if own else family.build(model.plan, model.complete(widths), count)
     return made

@@ -10,12 +10,6 @@ from bcnet.search.constraints import Budget
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
 
-NAMES = (
-    "full", "uniform", "uniform-8", "balanced", "random", "random-global", "l1-global", "l2-global", "bn-scale-global",
-    "taylor-global", "fpgm-global", "lamp-global", "random-isomorphic", "l1-isomorphic", "l2-isomorphic",
-    "bn-scale-isomorphic", "taylor-isomorphic", "fpgm-isomorphic", "lamp-isomorphic", "found",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -43,7 +37,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything a report shows. ``networks`` are by name, of :data:`NAMES`; ``full`` and ``found`` must be there.
+    """Everything a report shows. ``networks`` are by name (``words.NAMES``); ``full`` and ``found`` must be there.
 
     ``full_widths`` (L,) are those of the original; ``reference_scores`` what the search's scorer gave for ``full`` and
     ``uniform``; ``principle`` and ``supernet_curve`` are None where no supernet was trained; ``inherited`` says that

@@ -18,7 +18,7 @@ from bcnet import __version__
 from bcnet.errors import BcnetError
 from bcnet.report import words
 from bcnet.report.charts import all_charts
-from bcnet.report.data import NAMES, ReportData
+from bcnet.report.data import ReportData
 from bcnet.report.fairness import widest
 from bcnet.space.widths import WidthVariable
 from bcnet.supernet.principle import Principle, get_principle
@@ -45,7 +45,7 @@ def render(data: ReportData) -> str:
         run=data,
         badge=words.badge(data),
         key_figures=_key_figures(data),
-        networks=[data.networks[name] for name in NAMES if name in data.networks],
+        networks=[data.networks[name] for name in words.NAMES if name in data.networks],
         costs=[name for name in words.COSTS if name in data.full.costs],
         measured=any(figures.latency_ms is not None for figures in data.networks.values()),
         compared=any(figures.lead is not None for figures in data.networks.values()),

@@ -31,6 +31,8 @@ RIVALS = {
     **{f"{name}-isomorphic": f"one threshold on {label} for each kind of layer" for name, label in CRITERIA.items()},
 }
 """What the network that ships is compared with at its own budget."""
+NAMES = ("full", *(name for name in RIVALS if name != "found"), "found")
+"""The networks of a report, in the order it shows them in."""
 UNIFORM = ("uniform", "uniform-8")
 
 NOT_LEARNT = (
@@ -76,12 +78,16 @@ class _Described(NamedTuple):
     higher_is_better: bool
 
 
+def described(metric: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a :class:`Metric`, from what a task says of it (:attr:`bcnet.Task.metric`)."""
+    name, unit = metric["name"], metric["unit"]
+    shown_as = {"percent": True, "unit": ""} if unit == "%" else {"percent": False, "unit": unit}
+    return {"metric": name, **shown_as, "higher_is_better": metric["higher_is_better"]}
+
+
 def figure(metric: Mapping[str, Any], value: float) -> str:
-    """A score of the metric that a task describes (:attr:`bcnet.Task.metric`)."""
-    percent = metric["unit"] == "%"
-    return score(
-        _Described(metric["name"], percent, "" if percent else metric["unit"], metric["higher_is_better"]), value
-    )
+    """A score of the metric that a task describes."""
+    return score(_Described(**described(metric)), value)
 
 
 def gap(data: ReportData, value: float) -> str:

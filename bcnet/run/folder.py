@@ -21,6 +21,8 @@ from bcnet.errors import BcnetError
 from bcnet.run.lock import FolderLock
 from bcnet.run.recipe import Recipe
 from bcnet.run.schema import SCHEMAS, fault
+from bcnet.search.store import TRIALS, TrialStore
+from bcnet.search.trial import Trial
 from bcnet.training import distributed
 from bcnet.utils.files import (
     UNFINISHED,
@@ -176,6 +178,11 @@ class RunFolder:
             return load_file(self.path(file))
         except (OSError, SafetensorError):
             raise self._damaged(file) from None
+
+    def trials(self) -> list[Trial]:
+        """The trials of the search so far."""
+        with TrialStore(self.path(TRIALS), read_only=True) as store:
+            return store.trials()
 
     def parts(self, name: str) -> list[str]:
         """The results in the folder of a result's name, such as the networks of ``retrain``."""

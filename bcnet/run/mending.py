@@ -13,8 +13,7 @@ from bcnet.run.recipe import Recipe
 from bcnet.run.schema import SCHEMAS
 from bcnet.run.session import Run, command_line, facts
 from bcnet.run.stages.common import CHECKPOINTS
-from bcnet.run.targets import TRIALS
-from bcnet.search.store import DamagedTrials, TrialStore
+from bcnet.search.store import TRIALS, DamagedTrials, TrialStore
 from bcnet.utils.files import UNFINISHED
 
 SEARCH = "search"

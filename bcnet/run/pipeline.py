@@ -46,10 +46,11 @@ from bcnet.latency.timing import threads
 from bcnet.run.folder import RunFolder
 from bcnet.run.mending import first_loss, mend, restore_start
 from bcnet.run.recipe import PYTHON, Recipe
-from bcnet.run.session import Run, needs_latency
+from bcnet.run.session import Run, limits_latency
 from bcnet.run.stages import compare, given, race, rate, retrain, search, supernet, trace
 from bcnet.run.stages.common import CHECKPOINTS
 from bcnet.run.targets import FOLDER, SHARED, Target, folder_name, known_trials, open_target, target_row
+from bcnet.search.store import TRIALS
 from bcnet.training import distributed
 from bcnet.utils.random_state import kept_random_state
 
@@ -160,7 +161,7 @@ def pick(run: Run, budget: str) -> Target:
     if not known_trials(run):
         again = f"`bcnet run --resume {shlex.quote(str(run.folder))}`"
         raise BcnetError(f"{run.folder} has no scores to pick from yet: {again} first")
-    if needs_latency(Recipe(model=PYTHON, data=PYTHON, budgets=(budget,))) and not run.done("latency"):
+    if limits_latency(budget) and not run.done("latency"):
         raise BcnetError(f"latency was not measured in {run.folder}: begin a run with --budget {budget}")
     run.within([budget]).check()
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
@@ -185,7 +186,7 @@ def forget(run: Run, stage: str) -> None:
     for name in _checkpoints(run, names[names.index(stage) :]):
         run.remove(f"{CHECKPOINTS}/{name}")
     if names.index(stage) <= names.index("search"):
-        for path in run.folder.glob("trials.sqlite*"):
+        for path in run.folder.glob(f"{TRIALS}*"):
             path.unlink()
 
 

@@ -32,7 +32,7 @@ from bcnet.utils.progress import duration
 from bcnet.utils.random_state import kept_random_state
 
 STEPS, LONGEST = 4, 3.0
-"""Steps that are timed after a first one, and the seconds after which that ends."""
+"""The most steps that are timed after a first one, and the seconds after which timing stops."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ from typing import Any
 
 from bcnet.errors import BcnetError
 from bcnet.report import Curve, Figures, ReportData, render, words
-from bcnet.report.data import NAMES
 from bcnet.report.several import render_several
 from bcnet.report.tradeoff import Tradeoff, TradeoffPoint, render_tradeoff
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON
 from bcnet.search.constraints import Budget
-from bcnet.search.store import TrialStore
 from bcnet.search.trial import Trial
 from bcnet.space.widths import WidthVariable
 from bcnet.utils.progress import duration
@@ -47,20 +45,22 @@ def _tradeoff(run: RunFolder) -> Tradeoff:
     given = run.read("given") if run.done("given") else None
     traced = run.read("trace")
     rows = run.read("targets")["targets"]
-    points, metric = tuple(_point(row) for row in rows), rows[0]["metric"]
-    python = run.recipe.model == PYTHON
+    points = tuple(_point(row) for row in rows)
     return Tradeoff(
-        model="your network" if python else traced["model"],
-        data="your loaders" if python else run.recipe.data,
-        percent=metric["unit"] == "%",
+        **_named(run, traced),
         cost=points[0].cost,
         full_cost=traced["costs"]["full"][points[0].cost],
         full_score=None if given is None else given["score"],
         points=points,
-        metric=metric["name"],
-        unit="" if metric["unit"] == "%" else metric["unit"],
-        higher_is_better=metric["higher_is_better"],
+        **words.described(rows[0]["metric"]),
     )
+
+
+def _named(run: RunFolder, traced: dict[str, Any]) -> dict[str, Any]:
+    """What a run calls its network and its data."""
+    if run.recipe.model == PYTHON:
+        return {"model": "your network", "data": "your loaders"}
+    return {"model": traced["model"], "data": run.recipe.data}
 
 
 def _point(row: dict[str, Any]) -> TradeoffPoint:
@@ -128,29 +128,22 @@ def _assembled(
     compare: dict[str, Any],
 ) -> ReportData:
     rows = {row["name"]: row for row in compare["networks"]}
-    metric = compare["metric"]
-    with TrialStore(folder.path("trials.sqlite"), read_only=True) as store:
-        trials = store.trials()
     in_python = folder.recipe.model == PYTHON
     trained = {name: folder.read(f"retrain/{name}") for name in rows}
     return ReportData(
-        model="your network" if in_python else trace["model"],
-        data="your loaders" if in_python else folder.recipe.data,
-        metric=metric["name"],
-        percent=metric["unit"] == "%",
-        unit="" if metric["unit"] == "%" else metric["unit"],
-        higher_is_better=metric["higher_is_better"],
+        **_named(folder, trace),
+        **words.described(compare["metric"]),
         scored_on=words.images(compare["scored_on"]),
         budgets=tuple(Budget(**budget) for budget in trace["budgets"]),
         variables=tuple(_variable(entry) for entry in trace["variables"]),
         full_widths=tuple(trace["widths"]["full"]),
         principle=train["principle"] if train else None,
         networks={name: _figures(row) for name, row in _with_full(rows, trace).items()},
-        trials=tuple(trials),
+        trials=tuple(folder.trials()),
         chosen=Trial.from_dict(search["best"]),
         reference_scores=search["reference"],
         supernet_curve=_curve("supernet", train["history"]) if train else None,
-        retrain_curves=tuple(_curve(name, trained[name]["history"]) for name in NAMES if name in rows),
+        retrain_curves=tuple(_curve(name, trained[name]["history"]) for name in words.NAMES if name in rows),
         recipe=folder.recipe_text,
         command=shlex.join(run["command"]),
         repeat=_IN_PYTHON if in_python else _repeat(folder),
@@ -159,7 +152,7 @@ def _assembled(
         gains=tuple(search["log_width"]["gains"]) if search.get("log_width") else None,
         inherited=folder.recipe.start == "trained",
         race=tuple(_raced(folder.read("race"))) if folder.done("race") else (),
-        validated=tuple(_validated(name, trained[name]) for name in NAMES if "val" in trained.get(name, ())),
+        validated=tuple(_validated(name, trained[name]) for name in words.NAMES if "val" in trained.get(name, ())),
         slim=compare.get("chosen", "found"),
         learnt=rows[compare.get("chosen", "found")].get("learnt", True),
         count=rows["found"].get("count"),

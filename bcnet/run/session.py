@@ -296,10 +296,11 @@ def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Width
 
 def needs_latency(recipe: Recipe) -> bool:
     """Whether a budget names latency."""
-    return any(_of_latency(text) for text in (*recipe.budgets, *recipe.targets))
+    return any(limits_latency(text) for text in (*recipe.budgets, *recipe.targets))
 
 
-def _of_latency(text: str) -> bool:
+def limits_latency(text: str) -> bool:
+    """Whether a budget limits latency, as ``latency=4ms`` does."""
     return text.partition("=")[0].strip() == "latency"
 
 
@@ -330,7 +331,7 @@ def needed_latency(
     costs = {**space.costs, "latency": table}
     rows: list[Widths] = [full]
     unseen: list[Widths] = []
-    for budgets in [[target] for target in recipe.targets if _of_latency(target)] or [list(recipe.budgets)]:
+    for budgets in [[target] for target in recipe.targets if limits_latency(target)] or [list(recipe.budgets)]:
         within, rng = make_constraints(space, full, costs, budgets), np.random.default_rng(0)
         if within.feasible(space.min[None])[0]:  # the others are refused in a moment
             uniform = space.decode(within.uniform_index())[None]

@@ -17,13 +17,12 @@ from torch import Tensor
 from bcnet.errors import BcnetError
 from bcnet.run.folder import RunFolder
 from bcnet.run.session import Run, facts
-from bcnet.search import TrialStore
+from bcnet.search.store import TRIALS
 from bcnet.search.trial import Trial
 from bcnet.training import distributed
 
 SHARED = ("given", "latency", "train")
 FOLDER = "targets"
-TRIALS = "trials.sqlite"
 
 
 class Target(Run):
@@ -90,11 +89,9 @@ def known_trials(run: Run) -> list[Trial]:
     """Every trial of a run and of its targets; of a configuration that was scored twice, the first."""
     found: dict[tuple[int, ...], Trial] = {}
     for folder in [run.folder, *targets_of(run)]:
-        path = folder / TRIALS
-        if path.is_file():
-            with TrialStore(path, read_only=True) as store:
-                for trial in store.trials():
-                    found.setdefault(tuple(trial.widths), trial)
+        if (folder / TRIALS).is_file():
+            for trial in RunFolder(folder).trials():
+                found.setdefault(trial.widths, trial)
     return list(found.values())
 
 

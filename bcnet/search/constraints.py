@@ -26,6 +26,8 @@ _BYTES = {"B": 1, "KB": 10**3, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**
 _TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 FULL = 0.95
 """The share of a budget that random networks and offspring should use at least."""
+TRIES = 20
+"""How often random networks are drawn until they use so much."""
 UNITS: dict[str, dict[str, int]] = {"flops": _COUNT, "params": _COUNT, "memory": _BYTES, "latency": _TIME}
 
 
@@ -198,12 +200,12 @@ class Constraints:
             room[rows[~fits], variables[~fits]] = False
         return self.space.decode(index)
 
-    def sample_full(self, rng: np.random.Generator, n: int, tries: int = 20) -> Widths:
+    def sample_full(self, rng: np.random.Generator, n: int) -> Widths:
         """``n`` random widths (n, L) that use the budgets: random feasible ones, filled, drawn again while they leave
-        more than 5 % of every budget. After ``tries`` draws the fullest met are taken, as candidates may be too few."""
+        more than 5 % of every budget. After :data:`TRIES` draws the fullest are taken, as candidates may be too few."""
         drawn = [self.fill(self.sample(rng, n)[0], rng)]
         used = [self.used(drawn[0])]
-        for _ in range(tries - 1):
+        for _ in range(TRIES - 1):
             if sum(int((u >= FULL).sum()) for u in used) >= n:
                 break
             drawn.append(self.fill(self.sample(rng, n)[0], rng))

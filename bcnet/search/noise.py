@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 CERTAIN = 0.01
-"""How seldom scores that mean nothing may be taken for some that do."""
+"""The probability with which scores that mean nothing may pass for scores that do."""
 
 
 def tells_apart(parts: ArrayLike) -> bool:

@@ -29,6 +29,8 @@ from bcnet.search.rows import SUM_OF_NONE, add_up, packed, row_digest, unpacked
 from bcnet.search.trial import Trial
 
 FORMAT_VERSION = 2
+TRIALS = "trials.sqlite"
+"""The file of a run's trials, in its folder."""
 _TABLES = {
     "settings": "CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "trials": (
@@ -115,7 +117,7 @@ class TrialStore:
             found = self._connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
             names = {name for name, _ in found}
             if not {"settings", "trials"} <= names:
-                raise BcnetError(f"{self.path} is no file of trials: name the folder of a run, or its trials.sqlite")
+                raise BcnetError(f"{self.path} is no file of trials: name the folder of a run, or its {TRIALS}")
             stored = dict(self._connection.execute("SELECT key, value FROM settings WHERE key = 'version'").fetchall())
         if stored.get("version") != str(FORMAT_VERSION):
             version = stored.get("version", "unknown")

@@ -60,13 +60,11 @@ def train_meta(
     net: MetaSupernet,
     source: Source,
     config: SupernetTraining,
-    task: Task | None = None,
     folder: str | Path | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Train ``net``'s weights and generators in place, on the paths that ``config.sampling`` draws."""
     loop = _Loop(net, source, config, folder)
-    loop.task = task or loop.task
     loop.run(progress)
     loop.finish()
 

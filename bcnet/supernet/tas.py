@@ -74,11 +74,10 @@ def _stretch(x: Tensor, channels: int) -> Tensor:
 class WidthDistribution(nn.Module):
     """The logits of every variable's candidates."""
 
-    def __init__(self, candidates: Sequence[Sequence[int]], temperature: float = 1.0):
+    def __init__(self, candidates: Sequence[Sequence[int]]):
         super().__init__()
         self.candidates = [list(c) for c in candidates]
         self.logits = nn.ParameterList([nn.Parameter(1e-3 * torch.randn(len(c))) for c in candidates])
-        self.temperature = temperature
 
     def likeliest(self) -> list[int]:
         """The likeliest candidate of every variable."""
@@ -90,7 +89,7 @@ class WidthDistribution(nn.Module):
         for choices, logits in zip(self.candidates, self.logits, strict=True):
             noise = -torch.log(-torch.log(torch.rand_like(logits).clamp(1e-6, 1 - 1e-6)))
             first, second = torch.topk(logits.detach() + noise, 2).indices.sort().values.tolist()
-            pair = torch.softmax((logits + noise)[[first, second]] / self.temperature, 0)
+            pair = torch.softmax((logits + noise)[[first, second]], 0)
             wide.append(choices[second])
             narrow.append(choices[first])
             share.append(pair[1])

@@ -35,7 +35,7 @@ from bcnet.utils.safe_gradients import safe_gradients
 from bcnet.utils.settings import Count, Natural, checked
 
 PARTS = 4
-"""The least parts that held-out images are measured in, so that the noise of scores is known."""
+"""The fewest parts that held-out images are measured in, so that the noise of scores is known."""
 
 
 @checked
@@ -104,7 +104,7 @@ class CutScorer:
         return float(self.score_many(np.asarray(widths)[None])[0])
 
     def score_many(self, widths: ArrayLike) -> Floats:
-        """The scores of width vectors (n, L): (n,). None is computed twice."""
+        """The scores of width vectors (n, L): (n,). Each is computed once."""
         return np.array([np.average(values, weights=self._sizes) for values in self.parts(widths)])
 
     def parts(self, widths: ArrayLike, by: str | None = None) -> Floats:
@@ -157,17 +157,17 @@ class CutScorer:
 
     def _fine_tune(self, network: nn.Module, learn: Callable[[Tensor, Tensor, Any], None]) -> None:
         """The steps of fine-tuning; ``learn`` sets the gradients of ``network`` to those of a batch."""
-        recipe, steps = self.healing.optimisation, self.healing.steps
-        optimizer = make_optimizer(network, recipe)
+        settings, steps = self.healing.optimisation, self.healing.steps
+        optimizer = make_optimizer(network, settings)
         batches = list(self._train)
         rng = np.random.default_rng(self.healing.seed)
         order = np.concatenate([rng.permutation(len(batches)) for _ in range(-(-steps // len(batches)))])
         for step, number in enumerate(order[:steps].tolist()):
-            set_rate(optimizer, recipe.rate(step, steps / recipe.epochs))
+            set_rate(optimizer, settings.rate(step, steps / settings.epochs))
             with _fixed_random_state(self.device, step_seed(self.healing.seed, step)):
                 learn(*batches[number])
-            if recipe.clip:
-                torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
+            if settings.clip:
+                torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
             optimizer.step()
 
     def _loss(self, output: Any, y: Tensor, taught: Any) -> Tensor:

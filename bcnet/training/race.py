@@ -35,7 +35,7 @@ TIED = 1.0
 SETTLING = 30
 """Steps in which the rate falls to zero before a finalist is measured."""
 PARTS = 40
-"""Of the held-out images, at least, whose losses finalists are compared by."""
+"""The fewest parts of the held-out images whose losses finalists are compared by."""
 
 
 @checked
@@ -67,7 +67,7 @@ class RaceConfig:
         return total + epochs - begun, measured
 
 
-class Results(Protocol):
+class Measurements(Protocol):
     """Where the measurements of a race are kept, so that a stopped one goes on with them."""
 
     def known(self, name: str) -> dict[str, Any] | None: ...
@@ -116,7 +116,7 @@ class Racing:
         self,
         entries: Sequence[Finalist],
         folder: Path,
-        results: Results,
+        results: Measurements,
         progress: Callable[[str, Progress], None] | None = None,
     ) -> Winner:
         """Race ``entries``, the most trusted first; their checkpoints lie in ``folder``, from which a stopped race goes
@@ -130,7 +130,9 @@ class Racing:
                 entry.rounds.append(self._round(entry, number, epochs, folder, results, progress))
             alive = self.stay(alive, last=number == len(milestones))
             self._built = {entry.name: self._built[entry.name] for entry in alive if entry.name in self._built}
-        return self._finish(alive[0], folder, progress)
+        training, curve = self._trained(alive[0], folder, progress)
+        training.finish()
+        return Winner(alive[0].name, training.net, training.history, curve)
 
     def stay(self, alive: list[Finalist], last: bool) -> list[Finalist]:
         """Those that go on, in the order they were listed in: the better half, and who is worse than it by no more than
@@ -145,7 +147,7 @@ class Racing:
         return stay[:1] if last else stay
 
     def rank(self, measured: dict[str, Any]) -> float:
-        """What is sorted by: lower is better."""
+        """The key that finalists are sorted by: lower is better."""
         return float(measured["loss"]) if self.by == "loss" else -float(measured["score"])
 
     def _measure(self, network: nn.Module) -> dict[str, Any]:
@@ -168,17 +170,15 @@ class Racing:
         number: int,
         epochs: int,
         folder: Path,
-        results: Results,
+        results: Measurements,
         progress: Callable[[str, Progress], None] | None,
     ) -> dict[str, Any]:
         key = f"{number}-{entry.name}"
         known = results.known(key)
         if known is not None:
             return known
-        network, curve = self._network(entry), list[dict[str, Any]]()
-        training = self._training(entry, network, folder)
-        training.run(self._watched(entry.name, training, curve, progress), epochs)
-        settled = self._settled(network, epochs * training.per_epoch, training.per_epoch)
+        training, curve = self._trained(entry, folder, progress, epochs)
+        settled = self._settled(training.net, epochs * training.per_epoch, training.per_epoch)
         measured = distributed.decide(lambda: self._measure(settled))  # one says who stays, for all processes
         result = {"round": number, "name": entry.name, "epochs": epochs, **measured, "curve": curve}
         results.keep(key, result)
@@ -207,12 +207,25 @@ class Racing:
         )
         return twin
 
-    def _finish(self, entry: Finalist, folder: Path, progress: Callable[[str, Progress], None] | None) -> Winner:
-        network, curve = self._network(entry), list[dict[str, Any]]()
-        training = self._training(entry, network, folder)
-        training.run(self._watched(entry.name, training, curve, progress))
-        training.finish()
-        return Winner(entry.name, network, training.history, curve)
+    def _trained(
+        self,
+        entry: Finalist,
+        folder: Path,
+        progress: Callable[[str, Progress], None] | None,
+        epochs: int | None = None,
+    ) -> tuple[Loop, list[dict[str, Any]]]:
+        """The training of ``entry``, run to its end or to that of its first ``epochs``, with its validation curve.
+
+        Its network is built once: what it learnt in earlier rounds comes from its checkpoint.
+        """
+        if entry.name not in self._built:
+            self._built[entry.name] = entry.build()
+        network, curve = self._built[entry.name], list[dict[str, Any]]()
+        training = open_training(
+            network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
+        )
+        training.run(self._watched(entry.name, training, curve, progress), epochs)
+        return training, curve
 
     def _watched(
         self,
@@ -233,17 +246,6 @@ class Racing:
                 curve.append({"name": name, "epochs": state.step // training.per_epoch, **measured})
 
         return told
-
-    def _network(self, entry: Finalist) -> nn.Module:
-        """The network of ``entry``, built once: what it learnt in earlier rounds comes from its checkpoint."""
-        if entry.name not in self._built:
-            self._built[entry.name] = entry.build()
-        return self._built[entry.name]
-
-    def _training(self, entry: Finalist, network: nn.Module, folder: Path) -> Loop:
-        return open_training(
-            network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
-        )
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from bcnet.space.network import NetworkSpace
 from bcnet.space.operators.table import bind, name_of
 
 RIDGE = 1e-2
-"""Of the mean variance of the channels that stay: draws ``M`` to the plain cut where they say the same."""
+"""The ridge, as a share of the mean variance of the channels that stay: it draws ``M`` to the plain cut where these
+channels say the same."""
 POSITIONS = 2**14
-"""Of images and their pixels, from which a layer's ``M`` is taken, at most."""
+"""The most positions, pixels of any image, that a layer's ``M`` is fitted to."""
 ROOM = 2**30
 """Bytes that the activations of the images may take in each network, and what layers of the full one read."""
 AT_FULL_SIZE = ("cuda",)

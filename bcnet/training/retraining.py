@@ -32,7 +32,7 @@ from bcnet.utils.settings import Count, Natural, NotNegative, Positive, Share, c
 Told = Callable[[Progress], None]
 Step = Callable[[Tensor, Tensor], Tensor]
 Loss = Callable[[Any, Tensor, Any], Tensor]
-"""Of a network's output, targets, and what the teacher says, which is None without one."""
+"""A loss of a network's output, the targets and the teacher's output (None without a teacher)."""
 FastStep = Callable[[nn.Module, Tensor, Loss, nn.Module | None], Step | None]
 """Makes a faster step for a network, from an example batch, the loss and the teacher; None where there is none."""
 
@@ -42,7 +42,7 @@ DRAWS = 8
 """How many targets of other inputs an output is held against: with one, half of the noise was theirs, and a network
 with 54 % of 100 images in four classes was said to have learnt nothing."""
 MOST_TARGETS = 256
-"""Of other inputs, that outputs are held against."""
+"""The most targets of other inputs that outputs are held against."""
 
 
 @checked

@@ -74,7 +74,7 @@ _MUST_BE = {
     "model": "a group of settings, `key: value`",
 }
 MANY = 8
-"""Choices that a sentence lists; of more, it guesses the one that was meant."""
+"""The most choices that a sentence lists; where there are more, it guesses which one was meant."""
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 

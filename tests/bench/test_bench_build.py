@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from heard import Heard
+from terminal import answer
 
 from bcnet.bench.build import BuildConfig, build_sample, build_table
 from bcnet.errors import BcnetError
@@ -36,8 +37,8 @@ tiny.input_shape = (1, 8, 8)
 def config(tmp_path: Path) -> BuildConfig:
     file = tmp_path / "tiny.py"
     file.write_text(NET)
-    recipe = Optimisation(epochs=1, lr=0.1, nesterov=False, weight_decay=5e-4)
-    return BuildConfig(f"{file}:tiny", "digits", groups=2, seeds=2, batch=128, optimisation=recipe)
+    training = Optimisation(epochs=1, lr=0.1, nesterov=False, weight_decay=5e-4)
+    return BuildConfig(f"{file}:tiny", "digits", groups=2, seeds=2, batch=128, optimisation=training)
 
 
 def test_a_table_is_built_resumed_and_readable(config: BuildConfig, tmp_path: Path) -> None:
@@ -96,3 +97,13 @@ def test_networks_are_drawn_within_a_budget(config: BuildConfig, tmp_path: Path)
         build_sample(replace(drawn, networks=2), tmp_path / "more")
     with pytest.raises(BcnetError, match="give both"):
         replace(config, networks=5)
+
+
+@pytest.mark.parametrize("drawn", [[], ["--networks", "1", "--within", "flops=100%"]])
+def test_the_command_tells_programs_what_it_built(config: BuildConfig, tmp_path: Path, drawn: list[str]) -> None:
+    small = ["--groups", "2", "--runs", "1", "--epochs", "1", "--batch", "128", "--device", "cpu"]
+    found = answer("bench", "build", config.model, "--data", "digits", "--out", str(tmp_path / "out"), *small, *drawn)
+    file = found["sample" if drawn else "table"]
+    assert Path(file).is_file()
+    assert found["networks"] == (1 if drawn else 4)
+    assert 0 <= (found["mean"] if drawn else found["best"]["mean"]) <= 100

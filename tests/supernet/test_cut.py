@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from odd_networks import Picked
 from torch import nn
 
 from bcnet.accel.enumeration.score_all import score_all
+from bcnet.errors import BcnetError
 from bcnet.models.channel_bench import channel_bench_mobilenet, channel_bench_resnet
 from bcnet.space.network import trace
 from bcnet.supernet.cut import cut_supernet
@@ -44,3 +46,11 @@ def test_all_cuts_are_scored_at_once() -> None:
     loss = nn.functional.cross_entropy(network(x), y)
     assert len(found.widths) == 2 ** len(space)
     assert found.loss[0, 5] == pytest.approx(loss.item(), rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_channels_that_are_numbered_cannot_be_sorted() -> None:
+    network = Picked()
+    space = trace(network, torch.randn(2, 3, 16, 16), groups=4)
+    with pytest.raises(BcnetError, match=r"^channels of '.+' cannot be put in another order: .* \(score: cut\)$"):
+        cut_supernet(space, network)

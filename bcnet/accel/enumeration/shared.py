@@ -35,7 +35,7 @@ Ranks = NDArray[np.int64]
 SAMPLE = 256
 """Random configurations for which the shared part is chosen, about as many as a search asks for."""
 ELEMENT = 32
-"""What an element written to memory costs, in multiply-accumulates: batch norm takes 0.5 to 1 ns for one on a CPU, and
+"""The cost of an element written to memory, in multiply-accumulates: batch norm takes 0.5 to 1 ns for one on a CPU, and
 a convolution 0.02 to 0.03 ns for the other."""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Pieces = tuple[tuple[int, int], ...]
 Part = tuple[Pieces, Tensor, Tensor | None]
-"""Where the input of a layer has some channels, and the weight and bias for them."""
+"""Some channels of a layer: where they lie in its input, and their weight and bias."""
 
 
 def cut(tensor: Tensor, dim: int, pieces: Pieces) -> Tensor:

@@ -7,10 +7,10 @@ widest. It holds one set of activations per level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, fx
 
 from bcnet.accel.enumeration.maker import Maker
@@ -21,9 +21,10 @@ from bcnet.space.axis import Axis
 from bcnet.space.resize import sliced
 from bcnet.space.widths import Side
 from bcnet.supernet.supernet import Supernet
+from bcnet.utils.settings import Natural, checked
 
 
-@dataclass(frozen=True)
+@checked
 class Options:
     """How all widths are scored.
 
@@ -33,15 +34,17 @@ class Options:
     ``overlap`` lets a GPU work on both sides at the same time; each takes twice the memory.
     """
 
-    memory: int = 2 << 30
+    memory: Natural = 2 << 30
     bf16: bool = False
     fused: bool = False
     average: bool = False
     overlap: bool = False
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _fits_together(self) -> Options:
         if self.fused and not self.bf16:
             raise BcnetError("fused kernels compute in bfloat16: set bf16 as well, or leave out fused")
+        return self
 
     @property
     def dtype(self) -> torch.dtype | None:

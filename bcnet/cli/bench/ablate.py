@@ -12,16 +12,14 @@ from bcnet.cli.console import interruptible, print_json, table
 
 
 def ablate(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file.")] = "digits",
+    recipe: Annotated[str, options.RECIPE] = "digits",
     out: Annotated[Path, typer.Option(help="Folder for supernets, results and the figure.")] = Path("runs/ablate"),
     only: Annotated[
         list[str] | None, typer.Option(help="An ablation, such as prior; may be repeated; else all.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, as in 0,1,2; intervals need two.")] = "0,1,2",
     data: Annotated[str | None, options.DATA] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe; may be repeated.")
-    ] = None,
+    settings: Annotated[list[str] | None, options.SET] = None,
     path: Annotated[
         Path | None, typer.Option("--table", help="Look accuracies up in this table instead of training networks.")
     ] = None,

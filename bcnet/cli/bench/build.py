@@ -43,14 +43,16 @@ def build(
     )
     with interruptible("run the same command again"), shown() as listener:
         if networks:
-            drawn = build_sample(config, out, listener)
+            drawn, file = build_sample(config, out, listener), out / "networks.json"
             mean = sum(map(sum, drawn["last"])) / networks / runs
-            typer.echo(f"{networks:,} networks, mean accuracy {mean:.2f} %: {out / 'networks.json'}")
-            return
-        built = build_table(config, out, listener)
-    best = built.best()
+            facts: dict[str, Any] = {"networks": networks, "mean": mean, "sample": str(file)}
+            said = f"mean accuracy {mean:.2f} %"
+        else:
+            built, file = build_table(config, out, listener), out / "table.json"
+            best = built.best()
+            facts = {"networks": len(built), "best": {"widths": best.widths, "mean": best.mean}, "table": str(file)}
+            said = f"best mean accuracy {float(best.mean):.2f} %"
     if as_json:
-        facts = {"networks": len(built), "best": {"widths": best.widths, "mean": best.mean}}
-        print_json({**facts, "table": str(out / "table.json")})
-        return
-    typer.echo(f"{len(built):,} networks, best mean accuracy {float(best.mean):.2f} %: {out / 'table.json'}")
+        print_json(facts)
+    else:
+        typer.echo(f"{facts['networks']:,} networks, {said}: {file}")

@@ -8,7 +8,6 @@ from bcnet.run.session import Run
 from bcnet.search import LogWidthModel
 from bcnet.search.constraints import Constraints
 from bcnet.search.criteria import allot, find_allotment
-from bcnet.search.store import TrialStore
 from bcnet.search.strategies.neighbours import MEANT, mean_of
 from bcnet.space.importance import kinds
 from bcnet.space.widths import Widths
@@ -16,7 +15,7 @@ from bcnet.space.widths import Widths
 NEXT_BEST = 3
 """Scores that may race beside the best one, where there is room."""
 SHARE = 8
-"""One of so many trials is among the best whose mean races: of few trials, the eighth best is none of the best."""
+"""The best eighth of the trials counts as the best, whose mean races; of few trials the eighth best would not."""
 
 
 def named_widths(run: Run) -> dict[str, Widths]:
@@ -57,8 +56,7 @@ def finalists(run: Run) -> dict[str, list[int]]:
     """The configurations that race, by name, the most trusted first: the mean of those that scored best, which no
     single one's luck is in (docs/results/rivals.md), the search's choice, the rule of thumb that scored best, uniform
     widths, the other rules, and more of those that scored best."""
-    with TrialStore(run.path("trials.sqlite"), read_only=True) as store:
-        trials = [trial for trial in store.trials() if trial.feasible and trial.score is not None]
+    trials = [trial for trial in run.trials() if trial.feasible and trial.score is not None]
     trials = [trial for trial in trials if bool(run.held.feasible(np.array([trial.widths]))[0])]
     scored = [list(trial.widths) for trial in sorted(trials, key=lambda t: -(t.score or 0.0))[:MEANT]]
     meant = scored[: max(2, len(trials) // SHARE)]
@@ -80,5 +78,5 @@ def finalists(run: Run) -> dict[str, list[int]]:
 
 
 def _criterion(run: Run) -> str:
-    """By which widths are allotted: as channels are kept, but never at random."""
+    """The criterion by which widths are allotted: that by which channels are kept, but never chance."""
     return run.recipe.keep if run.recipe.keep != "random" else "l2"

@@ -18,7 +18,7 @@ from bcnet.training.retraining import CLEAR, evaluate, retrain, standing
 from bcnet.utils.progress import training_steps
 
 FEWEST = 4
-"""Validation inputs without which nothing can be told."""
+"""The fewest validation inputs that can tell networks apart."""
 FEW = 40
 """Validation inputs below which a note says that chance decides much."""
 

@@ -19,7 +19,7 @@ from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Distillation
 
 LEAST_PARTS, MOST_PARTS = 4, 8
-"""Of the validation images, to measure the noise of a supernet's scores by."""
+"""The fewest and the most parts of the validation images by which the noise of a supernet's scores is measured."""
 RATES = (0.08, 0.02, 0.005, 0.00125)
 """Learning rates of healing to choose from. Which one heals depends on how the given network was trained: a MobileNetV2
 cut to 15% of its FLOPs had a loss of 0.60, and of 1.85 after 30 steps at 0.02 (docs/results/rivals.md)."""
@@ -57,7 +57,7 @@ def cut_scorer(run: Run, kind: str) -> CutScorer:
         ),
         distillation=r.distillation or Distillation(),
         calibration=r.healing.calibration,
-        by="loss" if r.rank_by == "loss" else "score",
+        by=r.rank_by,
         seed=r.seed,
     )
     scorer, words = open_cut_scorer(

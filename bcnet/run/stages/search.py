@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import Prior
+from bcnet.run.schema import Measure
 from bcnet.run.session import Run
 from bcnet.run.stages.budgets import best_by_model, hold_latency
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
@@ -18,6 +19,7 @@ from bcnet.run.stages.scoring import HEALING, cut_scorer, open_scorer, scores_in
 from bcnet.search import PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.constraints import Constraints
 from bcnet.search.noise import tells_apart
+from bcnet.search.store import TRIALS
 from bcnet.search.strategies.neighbours import near
 from bcnet.space.cost import QuadraticCost
 from bcnet.space.widths import Widths
@@ -26,9 +28,8 @@ from bcnet.supernet.scoring import Evaluator
 from bcnet.training import distributed
 from bcnet.training.inherit import CutScorer
 
-Measure = Literal["score", "loss"]
 SCREENED = 4
-"""Random configurations cut for each that begins the search."""
+"""How many random configurations are cut for each one that the search begins with."""
 PROBED = 16
 """Configurations that scores must tell apart before they decide."""
 DOUBT = "search/doubt"
@@ -51,7 +52,7 @@ def find(run: Run) -> None:
         # ones at 85.2% (docs/results/rivals.md); from scratch neither is known to be better (log-width-trial.md).
         _choose(run, "uniform", notes, start)
         return
-    scorer.by = "loss" if ranked_by == "loss" else "score"
+    scorer.by = ranked_by
     with _open_store(run) as store:
         result = search(
             run.space,
@@ -146,7 +147,7 @@ def _store_trials(run: Run, how: str, trials: Sequence[Trial]) -> None:
     """Keep trials that no search makes, unless they are there; of several processes, the first one does."""
 
     def keep() -> None:
-        with TrialStore(run.path("trials.sqlite")) as store:
+        with TrialStore(run.path(TRIALS)) as store:
             store.claim({how: [b.text for b in run.constraints.budgets]})
             if not store.trials():
                 store.add(trials)
@@ -158,12 +159,12 @@ def _open_store(run: Run) -> TrialStore:
     """The trials of the run; of several processes, the first alone writes them, and the others begin with a copy."""
 
     def stored() -> list[Trial]:
-        with TrialStore(run.path("trials.sqlite")) as store:
+        with TrialStore(run.path(TRIALS)) as store:
             return list(store.trials())
 
     trials = distributed.decide(stored) if distributed.world()[1] > 1 else []
     if distributed.main_process():
-        return TrialStore(run.path("trials.sqlite"))
+        return TrialStore(run.path(TRIALS))
     store = TrialStore()
     store.add(trials)
     return store

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
-import numpy as np
-
 from bcnet.accel import choose_engine
 from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, rows_of
+from bcnet.supernet.cut import cut_supernet
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.utils.progress import training_steps
 
@@ -17,10 +16,10 @@ from bcnet.utils.progress import training_steps
 def train(run: Run) -> None:
     """Train the supernet."""
     r, start = run.recipe, time.monotonic()
-    net = run.fresh_supernet()
     if r.start == "trained":
-        order = [np.argsort(-scores, kind="stable") for scores in run.channel_scores]
-        net.space.copy_weights(net, net.space.max, run.given_network(), kept=order)
+        net = cut_supernet(run.space, run.given_network(), run.channel_scores)
+    else:
+        net = run.fresh_supernet()
     config = SupernetTraining(
         sampling=r.paths.sampling,
         optimisation=r.supernet,
