@@ -95,7 +95,7 @@ class LatencyTable:
         full network and the budget; ``unseen`` ones say how far predictions are off there.
         """
         given = [m.widths for m in (*taught, *unseen)]
-        x = np.log(self(given))
+        x = np.log(self.parts(np.array(given, dtype=np.float64)) @ self.weights)  # before it was bent, if it was
         y = np.log([m.measured for m in taught])
         known = x[: len(taught)]
         bends = float(np.ptp(known)) > np.log(APART)
@@ -130,6 +130,7 @@ class LatencyTable:
             shaped
             and finite
             and all((np.diff(grid, axis=1) >= 0).all() for grid in (self.rows, self.columns))
+            and all((costs >= 0).all() for costs in (self.table, self.weights))
             and isinstance(self.facts, dict)
             and isinstance(self.exponent, float)
             and 1 / STEEPEST <= self.exponent <= STEEPEST

@@ -49,7 +49,7 @@ from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.session import Run, limits_latency
 from bcnet.run.stages import compare, given, race, rate, retrain, search, supernet, trace
 from bcnet.run.stages.common import CHECKPOINTS
-from bcnet.run.targets import FOLDER, SHARED, Target, folder_name, known_trials, open_target, target_row
+from bcnet.run.targets import FOLDER, SHARED, Target, folder_name, known_scores, open_target, target_row
 from bcnet.search.store import TRIALS
 from bcnet.training import distributed
 from bcnet.utils.random_state import kept_random_state
@@ -158,7 +158,10 @@ def pick(run: Run, budget: str) -> Target:
     for name in SHARED:
         if run.done(name):
             run.check(name)
-    if not known_trials(run):
+    if not known_scores(run)[0]:
+        if run.recipe.allot is not None or run.done("search") or run.done("targets"):
+            nothing = "searched nothing, so it has no scores to pick from"
+            raise BcnetError(f"{run.folder} {nothing}: begin a run with --budget {budget}")
         again = f"`bcnet run --resume {shlex.quote(str(run.folder))}`"
         raise BcnetError(f"{run.folder} has no scores to pick from yet: {again} first")
     if limits_latency(budget) and not run.done("latency"):
@@ -167,7 +170,7 @@ def pick(run: Run, budget: str) -> Target:
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
     run_stages(target, "trace")
     if not target.done("search"):
-        search.choose_known(target, known_trials(run))
+        search.choose_known(target, *known_scores(run))
     run_stages(target, stages_of(target.recipe)[-1])
     return target
 

@@ -23,6 +23,7 @@ from bcnet.training import distributed
 
 SHARED = ("given", "latency", "train")
 FOLDER = "targets"
+DOUBT = "search/doubt"
 
 
 class Target(Run):
@@ -85,14 +86,24 @@ def targets_of(run: Run) -> list[Path]:
     return sorted(path.parent for path in run.path(FOLDER).glob("*/run.json"))
 
 
-def known_trials(run: Run) -> list[Trial]:
-    """Every trial of a run and of its targets; of a configuration that was scored twice, the first."""
-    found: dict[tuple[int, ...], Trial] = {}
+def known_scores(run: Run) -> tuple[list[Trial], str]:
+    """The scored trials of a run and of its targets, and by what they are ranked: accuracies and losses cannot be
+    compared, so they are those of which there are more. Of a configuration that was scored twice, the first counts."""
+    found: dict[str, dict[tuple[int, ...], Trial]] = {run.recipe.rank_by: {}}
     for folder in [run.folder, *targets_of(run)]:
         if (folder / TRIALS).is_file():
             for trial in RunFolder(folder).trials():
-                found.setdefault(trial.widths, trial)
-    return list(found.values())
+                if trial.score is not None:
+                    found.setdefault(_ranked_by(folder, run), {}).setdefault(tuple(trial.widths), trial)
+    ranked_by = max(found, key=lambda by: len(found[by]))
+    return list(found[ranked_by].values()), ranked_by
+
+
+def _ranked_by(folder: Path, run: Run) -> str:
+    """What the search in ``folder`` ranks by, also where it is not finished."""
+    searches = RunFolder(folder)
+    known = searches.glance("search") or searches.glance(DOUBT) or {}
+    return str(known.get("ranked_by") or run.recipe.rank_by)
 
 
 def target_row(target: Run) -> dict[str, Any]:

@@ -136,9 +136,16 @@ class Constraints:
     def uniform_index(self) -> NDArray[np.int64]:
         """The candidates nearest to the widest uniform scaling within every budget: indices (L,).
 
-        Those just below it, then each one just above that the budgets leave room for, the nearest first.
+        Those just below it, then each one just above that the budgets leave room for, the nearest first. Where the
+        smallest candidates are above uniform scaling, or those below it cost more, it is scaled further.
         """
-        pairs = list(zip(self.space.variables, self.uniform().tolist(), strict=True))
+        scaled = self.uniform()
+        if not self.feasible(self.space.floor(scaled)[None])[0]:
+            try:
+                scaled = self.space.uniform(lambda widths: self.excess(self.space.floor(widths)).max(axis=1), 0.0)
+            except BcnetError:
+                scaled = self.space.min
+        pairs = list(zip(self.space.variables, scaled.tolist(), strict=True))
         index = np.array([max(bisect_right(v.candidates, c) - 1, 0) for v, c in pairs])
         gaps = [
             ((v.candidates[index[n] + 1] - c) / v.max, n)

@@ -237,6 +237,17 @@ def test_batches_are_halved_until_they_fit(name: str, average: bool) -> None:
     assert within_memory(net, [], options) == []
 
 
+def test_no_part_is_left_with_few_images() -> None:
+    """Of which batch norm would see next to nothing: of ten in parts of three, one would be alone."""
+    net, data = supernet("digits", "bcv2"), batches("digits", 10)
+    sizes = {
+        tuple(len(y) for _, y in within_memory(net, data, Options(memory=int(2 ** (power / 8)))))
+        for power in range(112, 184)
+    }
+    assert {(10,), (5, 5), (3, 3, 2, 2), (2,) * 5} <= sizes
+    assert all(max(parts) - min(parts) <= 1 for parts in sizes)
+
+
 def test_operators_that_mix_channels_are_refused() -> None:
     net = Supernet(trace(Normed(), torch.randn(2, 3, 4, 4), groups=2), "bcv2")
     with pytest.raises(BcnetError) as error:

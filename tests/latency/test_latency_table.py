@@ -172,6 +172,7 @@ def test_an_aimed_table_is_right_where_it_was_aimed(
     aimed = plain.aimed(measured(rows[:5]), measured(rows[5:]))
     assert aimed(rows) == pytest.approx(truth(rows), rel=0.02)
     assert aimed.error < 0.02
+    assert aimed.aimed(measured(rows[:5]), measured(rows[5:]))(rows) == pytest.approx(aimed(rows), rel=1e-3, abs=1)
     assert [m.fitted for m in aimed.networks] == [True] * 5 + [False] * 2
     again = LatencyTable.from_json(aimed.to_json())
     assert (again(drawn) == aimed(drawn)).all()
@@ -190,6 +191,15 @@ def test_a_damaged_exponent_is_refused(plain: LatencyTable, exponent: object) ->
     odd = json.loads(plain.to_json()) | {"exponent": exponent}
     with pytest.raises(BcnetError, match=r"^this is no latency table of this version of bcnet: measure it again$"):
         LatencyTable.from_json(json.dumps(odd))
+
+
+@pytest.mark.parametrize("name", ["weights", "table"])
+def test_a_table_whose_costs_are_negative_is_refused(plain: LatencyTable, name: str) -> None:
+    """A power of what is negative is no number, and as a whole number it would be within any budget."""
+    odd = json.loads(plain.to_json())
+    odd[name] = (-np.array(odd[name]) - 1).tolist()
+    with pytest.raises(BcnetError, match=r"^this is no latency table of this version of bcnet: measure it again$"):
+        LatencyTable.from_json(json.dumps(odd | {"exponent": 0.5}))
 
 
 def test_a_table_from_before_there_were_exponents_is_read(plain: LatencyTable) -> None:

@@ -20,6 +20,7 @@ from bcnet.latency import table as latency
 from bcnet.run.session import Run
 from bcnet.run.slim import Result, slim
 from bcnet.run.stages import budgets
+from bcnet.run.stages import search as stage
 
 
 class Pretended:
@@ -160,6 +161,35 @@ def test_a_budget_is_met_by_what_is_measured(
     assert checked["correction"] > 1
     told = "predictions of latency were corrected by " if held else "the budget latency=60% is not met by measurement: "
     assert any(note.startswith(told) for note in notes.notes)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_smallest_network_is_tried_before_a_budget_is_given_up(
+    tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    """On a machine where all networks but the smallest take as long as the full one."""
+    begun = tinyrun.create(tmp_path, budgets=["latency=60%"], allot="uniform")
+    smallest = sum(p.numel() for p in begun.space.build(begun.space.min).parameters())
+
+    def measured(networks: dict[str, nn.Module], *_: object) -> dict[str, float]:
+        least = sum(p.numel() for p in networks["slim"].parameters()) == smallest
+        return {"full": 10.0, "slim": 5.0 if fast and least else 9.0}
+
+    monkeypatch.setattr(budgets, "compare_backend", measured)
+    notes = tinyrun.Notes()
+    found = tinyrun.work(begun, until="search", listener=notes).read("search")
+    assert found["best"]["widths"] == begun.space.min.tolist()
+    assert found["latency"]["held"] is fast
+    advice = "; there is no smaller network in this space, but a larger budget may be met"
+    assert any(note.endswith(advice) for note in notes.notes) is not fast
+
+
+def test_a_search_begins_where_no_rule_holds_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tinyrun.work(tinyrun.trained(tmp_path), until="given")
+    monkeypatch.setattr(stage, "rules_of_thumb", lambda run: {"uniform": run.full.tolist()})
+    first = stage.proposals(run)
+    assert first is not None
+    assert run.constraints.feasible(first).all()
 
 
 def slimmed(folder: Path, given: int, **recipe: Any) -> Result:

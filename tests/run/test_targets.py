@@ -13,7 +13,8 @@ from bcnet.errors import BcnetError
 from bcnet.run.pipeline import pick
 from bcnet.run.recipe import Recipe
 from bcnet.run.session import Run
-from bcnet.run.targets import folder_name, known_trials
+from bcnet.run.targets import DOUBT, TRIALS, folder_name, known_scores, open_target
+from bcnet.search import Trial, TrialStore
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,7 +69,7 @@ def test_pick_repeats_nothing(finished: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(search, "open_scorer", never)
     monkeypatch.setattr(search, "cut_scorer", never)
     monkeypatch.setattr(given, "retrain", never)
-    before = known_trials(finished)
+    before, ranked_by = known_scores(finished)
     with finished.lock():
         target = pick(finished, "flops=55%")
     found = target.read("search")
@@ -76,6 +77,7 @@ def test_pick_repeats_nothing(finished: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert found["notes"] == [
         f"chosen from {len(before)} scores of the run's other searches, by the bottleneck model over them"
     ]
+    assert found["ranked_by"] == ranked_by == "loss"
     assert target.folder == finished.path("targets", "flops-55pc")
     assert target.read("compare")["chosen"] in ("found", "uniform")
     assert target.path("report.html").is_file()
@@ -98,6 +100,31 @@ def test_nothing_to_pick_from(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{run.folder} has no scores to pick from yet: `bcnet run --resume {run.folder}` first"
     )
+
+
+@pytest.mark.parametrize("allotted", ["uniform", "l2-isomorphic"])
+def test_nothing_to_pick_from_where_nothing_was_searched(tmp_path: Path, allotted: str) -> None:
+    run = tinyrun.work(tinyrun.trained(tmp_path, allot=allotted), until="search")
+    told = terminal.run("pick", str(run.folder), "--budget", "flops=40%", "--trust")
+    assert told.exit_code == 2
+    text = " ".join(told.stderr.split())
+    assert text.endswith("searched nothing, so it has no scores to pick from: begin a run with --budget flops=40%")
+    assert not run.path("targets").exists()
+
+
+def test_accuracies_are_not_mixed_with_losses(tmp_path: Path) -> None:
+    """One target ranked by accuracy; of the other two, the accuracies differed by no more than chance."""
+    run = tinyrun.trained(tmp_path, rank_by="score")
+    for text, by in (("flops=70%", "score"), ("flops=50%", "loss"), ("flops=30%", "loss")):
+        target = open_target(run, text, ["test"])
+        target.write(DOUBT, {"ranked_by": by, "note": ""})
+        with TrialStore(target.path(TRIALS)) as store:
+            sign = 1 if by == "score" else -1
+            width = int(text[6])
+            store.add([Trial(1, (width, width), sign * 0.5, {"flops": 1}, True, 1, 0.0)])
+    trials, ranked_by = known_scores(run)
+    assert ranked_by == "loss"
+    assert [(trial.widths, trial.score) for trial in trials] == [((3, 3), -0.5), ((5, 5), -0.5)]
 
 
 @pytest.mark.parametrize(

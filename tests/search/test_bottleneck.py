@@ -76,6 +76,65 @@ def test_its_best_holds_the_budget_and_stays_near(seed: int, reach: float) -> No
     assert (np.abs(best - start)[beyond] <= 1).all()
 
 
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 1000), st.integers(-300, 300))
+def test_scores_of_any_size_are_modelled(seed: int, power: int) -> None:
+    within, rng = constraints_of(), np.random.default_rng(seed)
+    asked = within.sample_full(rng, 20)
+    scores = (1 - losses(asked, rng.uniform(0.1, 4, 6))) * rng.choice([-1, 1], 20) * 10.0**power
+    start = asked[int(scores.argmax())]
+    model = BottleneckModel.fit(asked, scores, costs_of_widening(within))
+    assert np.isfinite(model.predict(asked)).all()
+    best = model.best(within, start, 0.3)
+    assert within.feasible(best[None])[0]
+    assert (np.abs(best - start)[np.abs(np.log(best / start)) > 0.3 + 1e-9] <= 1).all()
+
+
+@st.composite
+def few_candidates(draw: st.DrawFn) -> WidthSpace:
+    """Spaces of a few variables with a few candidates, of which one may be all."""
+    rows = draw(st.lists(st.sets(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=4))
+    return WidthSpace([WidthVariable(f"layer {i}", tuple(sorted(row))) for i, row in enumerate(rows)])
+
+
+@settings(deadline=None, max_examples=60)
+@given(few_candidates(), st.floats(0, 1.2), st.sampled_from([1, 2, 5, 12]), st.sampled_from([2, 3, 6]), st.data())
+def test_what_is_asked_for_holds_the_budget_and_is_asked_for_once(
+    space: WidthSpace, loose: float, evaluations: int, population: int, data: st.DataObject
+) -> None:
+    """Also where the smallest candidates are above uniform scaling, few widths hold the budget, or scorings fail."""
+    cost = chain_cost(len(space))
+    least, most = (int(cost(widths[None])[0]) for widths in (space.min, space.max))
+    fails = data.draw(st.integers(2, 4))
+    found = search(
+        space,
+        lambda widths: np.nan if widths.sum() % fails == 0 else float(-(1 / widths).sum()),
+        [f"flops={least + int(loose * (most - least))}"],
+        {"flops": cost},
+        SearchConfig(strategy="neighbours", evaluations=evaluations, population=population),
+        initial=data.draw(st.sampled_from([None, space.max[None]])) if space.size > evaluations else None,
+    )
+    assert all(trial.feasible for trial in found.trials)
+    assert found.hits <= population  # a first generation may hold the same widths twice
+    assert (found.best is None) == all(trial.score is None for trial in found.trials)
+
+
+@pytest.mark.parametrize("extreme", ["min", "max"])
+def test_a_search_ends_where_only_one_network_fills_the_budget(extreme: str) -> None:
+    space, cost = space_of((64,) * 12), chain_cost(12)
+    widths = getattr(space, extreme)
+    found = search(
+        space,
+        lambda widths: float(-(1 / widths).sum()),
+        [f"flops={int(cost(widths[None])[0])}"],
+        {"flops": cost},
+        SearchConfig(strategy="neighbours", evaluations=72, population=12),
+    )
+    assert [trial.widths for trial in found.trials] == [tuple(widths.tolist())]
+    assert found.hits < 12
+    assert found.notes == ("the search ended after 1 of 72 evaluations: it found no other widths",)
+
+
 def test_layers_that_cost_much_are_expected_to_matter_before_anything_is_scored() -> None:
     within = constraints_of()
     share = costs_of_widening(within)

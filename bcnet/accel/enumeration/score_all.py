@@ -147,7 +147,7 @@ def _needed(net: Supernet, tree: Tree, units: Sequence[Sequence[int]], x: Tensor
 
 def within_memory(net: Supernet, batches: Sequence[Batch], options: Options) -> list[Batch]:
     """``batches`` of the same images as :func:`score_all` can score them within ``options.memory``: halved until they
-    fit, which leaves batch norm the statistics of fewer images."""
+    fit, in parts of nearly one size, which leaves batch norm the statistics of fewer images."""
     if not batches:
         return []
     x = max((x for x, _ in batches), key=len)
@@ -155,7 +155,12 @@ def within_memory(net: Supernet, batches: Sequence[Batch], options: Options) -> 
     size = len(x)
     while size > 1 and _needed(net, tree, units, x[:size], options) > options.memory:
         size = -(-size // 2)
-    return [part for x, y in batches for part in zip(x.split(size), y.split(size), strict=True)]
+    counts = [max(1, -(-len(y) // size)) for _, y in batches]
+    return [
+        part
+        for (x, y), count in zip(batches, counts, strict=True)
+        for part in zip(x.tensor_split(count), y.tensor_split(count), strict=True)
+    ]
 
 
 def peak(walker: Walker, x: Tensor) -> int:

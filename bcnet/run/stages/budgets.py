@@ -47,7 +47,7 @@ def hold_latency(run: Run, best: Trial, choose: Choose) -> tuple[Trial, dict[str
     if not checked["held"]:
         run.listener.note(
             f"the budget {budget.text} is not met by measurement: {checked['slim_ms']:.3g} ms, but "
-            f"{checked['limit_ms']:.3g} ms are allowed; a smaller budget or a larger round_to may help"
+            f"{checked['limit_ms']:.3g} ms are allowed; {_advice(run, held)}"
         )
     elif checked["correction"] != 1.0:
         by = f"{checked['correction'] - 1:+.0%}"
@@ -55,15 +55,20 @@ def hold_latency(run: Run, best: Trial, choose: Choose) -> tuple[Trial, dict[str
     return held, checked
 
 
+def _advice(run: Run, best: Trial) -> str:
+    if best.widths == tuple(run.space.min.tolist()):
+        return "there is no smaller network in this space, but a larger budget may be met"
+    return "a smaller budget or a larger round_to may help"
+
+
 def _held(run: Run, best: Trial, choose: Choose, budget: Budget, table: LatencyTable) -> tuple[Trial, dict[str, Any]]:
     factor, checked = 1.0, _measured(run, best, budget)
+    most = (budget.limit - 1) / (float(table(run.space.min)[0]) + 1)  # which leaves only the smallest network
     for _ in range(ROUNDS):
-        if checked["held"]:
+        if checked["held"] or factor >= most:
             break
-        factor *= 1.01 * checked["slim_ms"] / checked["limit_ms"]
+        factor = min(factor * 1.01 * checked["slim_ms"] / checked["limit_ms"], most)
         within = Constraints(run.space, {**run.costs, "latency": table.corrected(factor)}, run.constraints.budgets)
-        if not bool(within.feasible(run.space.min[None])[0]):
-            break
         best = choose(within)
         checked = {**_measured(run, best, budget), "correction": factor}
     return best, checked

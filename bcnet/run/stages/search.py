@@ -16,6 +16,7 @@ from bcnet.run.session import Run
 from bcnet.run.stages.budgets import best_by_model, hold_latency
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import HEALING, cut_scorer, open_scorer, scores_in_parts
+from bcnet.run.targets import DOUBT
 from bcnet.search import PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.constraints import Constraints
 from bcnet.search.noise import tells_apart
@@ -32,7 +33,6 @@ SCREENED = 4
 """How many random configurations are cut for each one that the search begins with."""
 PROBED = 16
 """Configurations that scores must tell apart before they decide."""
-DOUBT = "search/doubt"
 
 
 def find(run: Run) -> None:
@@ -170,10 +170,9 @@ def _open_store(run: Run) -> TrialStore:
     return store
 
 
-def choose_known(run: Run, trials: Sequence[Trial]) -> None:
-    """Choose within the run's budgets from ``trials`` that were scored before: no score is computed."""
+def choose_known(run: Run, scored: Sequence[Trial], ranked_by: str) -> None:
+    """Choose within the run's budgets from trials that were ``scored`` before: no score is computed."""
     start = time.monotonic()
-    scored = [t for t in trials if t.score is not None]
     inside = run.constraints.feasible(np.array([t.widths for t in scored]))
     own = [replace(t, number=i, feasible=bool(inside[i - 1])) for i, t in enumerate(scored, 1)]
     model, best = best_by_model(run, run.constraints, own)
@@ -185,7 +184,7 @@ def choose_known(run: Run, trials: Sequence[Trial]) -> None:
     found = {"best": best.to_dict(), "front": front, "latency": checked, "log_width": known}
     by = "bottleneck" if model is None else "log-width"
     note = f"chosen from {len(own):,} scores of the run's other searches, by the {by} model over them"
-    _write(run, found, [note], run.recipe.rank_by, start)
+    _write(run, found, [note], ranked_by, start)
 
 
 def proposals(run: Run) -> Widths | None:
@@ -197,7 +196,10 @@ def proposals(run: Run) -> Widths | None:
     rng = np.random.default_rng([r.seed, 30])
     rules = np.stack([np.asarray(widths) for widths in rules_of_thumb(run).values()])
     about = run.space.floor(rules)  # candidates; a rule may ask for less than the smallest
-    known = run.constraints.fill(about[run.constraints.feasible(about)], rng)
+    about = about[run.constraints.feasible(about)]
+    if not len(about):  # a latency may be less at a width than at the candidate below it
+        about = run.space.decode(run.constraints.uniform_index())[None]
+    known = run.constraints.fill(about, rng)
     wanted = r.search.population - len(known)
     if wanted < 1:
         return known[: r.search.population]

@@ -26,7 +26,8 @@ FADES = 0.6
 """The root mean square distance from ``m``, in logarithms of widths, at which a score counts exp(-1/2) as much."""
 SCALED = 1.3
 """The factor by which each width is scaled to see what it costs."""
-FORBIDDEN = -1e9
+LARGEST = 1e9
+"""What scores are scaled down to where they are larger, so that their squares are numbers."""
 ENOUGH = 1e-6
 
 
@@ -60,6 +61,8 @@ class BottleneckModel:
         """The model nearest to the scores (n,) of configurations (n, L). The best counts most, and each as often as
         ``counts`` (n,) says; ``share`` (L,) is that of :func:`costs_of_widening`."""
         logs, y = np.log(widths), as_losses(scores)
+        unit = max(1.0, float(np.abs(y).max()) / LARGEST)
+        y = y / unit
         middle, layers = logs[int(y.argmin())], logs.shape[1]
         importance = np.exp(-((logs - middle) ** 2).mean(axis=1) / (2 * FADES**2))
         importance = importance if counts is None else importance * counts
@@ -69,7 +72,7 @@ class BottleneckModel:
         constant = np.concatenate([root, np.zeros((2 * layers, 1))])
         rows = np.concatenate([terms * root, np.sqrt(PULL) * np.eye(2 * layers)])
         asked = np.concatenate([y * root[:, 0], np.sqrt(PULL) * before])
-        weights = nnls(np.hstack([rows, constant, -constant]), asked)[0][: 2 * layers]
+        weights = unit * nnls(np.hstack([rows, constant, -constant]), asked)[0][: 2 * layers]
         return cls(weights.reshape(2, layers), middle, float(np.max(scores)), bool((np.asarray(scores) < 0).all()))
 
     def predict(self, widths: Widths) -> Floats:
@@ -93,7 +96,7 @@ class BottleneckModel:
             worth = -sum(self.weights[k, i] * np.exp(-p * (logs - self.middle[i])) for k, p in enumerate(POWERS))
             away = logs - logs[index[i]]
             beyond = (np.abs(away) > reach) & (np.abs(np.arange(len(away)) - np.abs(away).argmin()) > 1)
-            values.append(np.where(beyond, FORBIDDEN, worth))
+            values.append(np.where(beyond, -np.inf, worth))
         widths: Widths = space.decode(climb_sum(values, constraints, index, ENOUGH)[None])[0]
         return widths
 

@@ -28,61 +28,77 @@ factors after a generation that found a better one, and one that did not."""
 AT_RANDOM, DEVIATION, SOME = 4, 0.12, 0.5
 """One of so many is at random; the deviation of the logarithms of the widths that change, and how many do."""
 TRIES = 3
+FURTHER = (0.25, 0.5, 1.0, 2.0)
+"""Deviations of the logarithms of all widths, where nothing new lies nearer."""
 HALVINGS = 40
 
 
 def neighbours(constraints: Constraints, config: SearchConfig, initial: Widths | None = None) -> Strategy:
-    """Generations of ``config.population``, the first of them ``initial`` or near uniform widths."""
-    rng = np.random.default_rng([config.seed, 6])
-    uniform = constraints.space.decode(constraints.uniform_index())[None]
+    """Generations of ``config.population``, the first of them ``initial``, shrunk to the budgets, or near uniform
+    widths. It ends where it finds no widths that were not asked for."""
+    rng, space = np.random.default_rng([config.seed, 6]), constraints.space
+    uniform = space.decode(constraints.uniform_index())[None]
     rows = np.concatenate([uniform, near(constraints, uniform, config.population - 1, rng)])
-    rows = rows if initial is None else initial
-    asked, found = np.empty((0, len(constraints.space)), dtype=np.int64), np.empty(0)
+    rows = rows if initial is None else space.decode(constraints.shrink(space.encode(initial), rng))
+    asked, found = np.empty((0, len(space)), dtype=np.int64), np.empty(0)
     share, reach = costs_of_widening(constraints), REACH[0]
     for _ in range(10 * config.evaluations):
         scores = yield rows
-        before = found.max(initial=-np.inf)
-        known = np.isfinite(scores)
-        asked, first = np.unique(np.concatenate([asked, rows[known]]), axis=0, return_index=True)
-        found = np.concatenate([found, scores[known]])[first]
-        if not len(found):
-            rows = near(constraints, uniform, config.population, rng)
-            continue
+        before = _best(found)
+        asked, first = np.unique(np.concatenate([asked, rows]), axis=0, return_index=True)
+        found = np.concatenate([found, scores])[first]
+        unmet, about = _Unmet(asked, config.population), uniform
         if np.isfinite(before):
-            reach = float(np.clip(reach * (WIDER if found.max() > before else NARROWER), *REACH[1:]))
-        rows = _generation(constraints, config.population, (asked, found), share, reach, rng)
+            reach = float(np.clip(reach * (WIDER if _best(found) > before else NARROWER), *REACH[1:]))
+        known = np.isfinite(found)
+        if known.any():
+            about = _propose(unmet, constraints, (asked[known], found[known]), share, reach, rng)
+        for apart in () if unmet.chosen else FURTHER:
+            unmet.take(near(constraints, about, config.population, rng, apart))
+        if not unmet.chosen:
+            return
+        rows = np.array(unmet.chosen)
 
 
-def _generation(
-    constraints: Constraints, size: int, scored: tuple[Widths, Floats], share: Floats, reach: float,
+def _best(found: Floats) -> float:
+    return float(found[np.isfinite(found)].max(initial=-np.inf))
+
+
+class _Unmet:
+    """At most ``size`` configurations, ``chosen`` in turn, that are different and not among those ``asked`` (n, L)."""
+
+    def __init__(self, asked: Widths, size: int):
+        self.size, self.chosen = size, list[Widths]()
+        self._met = {tuple(row) for row in asked.tolist()}
+
+    def take(self, rows: Widths) -> None:
+        for row in rows:
+            if len(self.chosen) < self.size and tuple(row.tolist()) not in self._met:
+                self._met.add(tuple(row.tolist()))
+                self.chosen.append(row)
+
+
+def _propose(
+    unmet: _Unmet, constraints: Constraints, scored: tuple[Widths, Floats], share: Floats, reach: float,
     rng: np.random.Generator,
 ) -> Widths:  # fmt: skip
-    """Configurations (size, L) that were not ``scored`` (widths (n, L), scores (n,)), as far as there are any."""
+    """Have ``unmet`` take the next generation, after those ``scored`` (widths (n, L), scores (n,)); the configurations
+    (k, L) that it lies about."""
     asked, found = scored
-    ranked = asked[np.argsort(-found, kind="stable")]
-    met, chosen = {tuple(row) for row in asked.tolist()}, list[Widths]()
-
-    def take(row: Widths) -> None:
-        if len(chosen) < size and tuple(row.tolist()) not in met:
-            met.add(tuple(row.tolist()))
-            chosen.append(row)
-
+    size, ranked = unmet.size, asked[np.argsort(-found, kind="stable")]
     model = BottleneckModel.fit(asked, found, share)
-    expected = model.best(constraints, ranked[0], reach)
-    take(expected)
-    take(model.best(constraints, ranked[0], reach / 2))
-    mean = mean_of(constraints, ranked[:MEANT])
-    take(mean[0])
+    expected, mean = model.best(constraints, ranked[0], reach)[None], mean_of(constraints, ranked[:MEANT])
+    for rows in (expected, model.best(constraints, ranked[0], reach / 2)[None], mean):
+        unmet.take(rows)
     for _ in range(TRIES * size):
-        if len(chosen) >= size - size // AT_RANDOM:
+        if len(unmet.chosen) >= size - size // AT_RANDOM:
             break
         again = BottleneckModel.fit(asked, found, share, rng.exponential(size=len(found)))
-        take(again.best(constraints, ranked[0], reach / rng.integers(1, 3)))
-    about = np.concatenate([ranked[:2], expected[None], mean])
+        unmet.take(again.best(constraints, ranked[0], reach / rng.integers(1, 3))[None])
+    about = np.concatenate([ranked[:2], expected, mean])
     for _ in range(TRIES):
-        for row in near(constraints, about, size, rng, DEVIATION, SOME):
-            take(row)
-    return np.array(chosen) if chosen else near(constraints, about, size, rng)
+        unmet.take(near(constraints, about, size, rng, DEVIATION, SOME))
+    return about
 
 
 def near(
