@@ -49,7 +49,7 @@ KEYS = {
     "race": "the race of the finalists; null: none, the search alone decides",
     "retrain": "how slim networks are trained",
     "distillation": "how slim networks learn from the given one; null: from the labels alone",
-    "compare": "what is trained for comparison only: full, uniform, balanced, random, l2-global, ...; [] for none",
+    "compare": "what is trained for comparison only: uniform, l2-global, ..., from scratch also full; [] for none",
     "repeats": "how often slim networks are trained; more than once gives intervals over trainings",
     "random": "the paper's baseline of random widths, if compare names it",
     "checkpoint_minutes": "minutes between checkpoints of a training",
