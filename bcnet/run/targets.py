@@ -57,10 +57,10 @@ class Target(Run):
         return name in SHARED and self.parent.done(name)
 
 
-def open_target(parent: Run, budget: str, command: list[str]) -> Target:
-    """The target of ``parent`` for ``budget``, created if it is new."""
+def open_target(parent: Run, budget: str, command: list[str], **changes: Any) -> Target:
+    """The target of ``parent`` for ``budget``, created if it is new, with the parent's recipe but for ``changes``."""
     folder = parent.path(FOLDER, folder_name(budget))
-    distributed.decide(lambda: _begin(folder, parent, budget, command))
+    distributed.decide(lambda: _begin(folder, parent, command, {**changes, "budgets": [budget], "targets": []}))
     target = Target(folder, parent)
     if list(target.recipe.budgets) != [budget]:
         held = ", ".join(target.recipe.budgets)
@@ -68,11 +68,11 @@ def open_target(parent: Run, budget: str, command: list[str]) -> Target:
     return target
 
 
-def _begin(folder: Path, parent: Run, budget: str, command: list[str]) -> None:
+def _begin(folder: Path, parent: Run, command: list[str], changes: dict[str, Any]) -> None:
     """Write the start of a target; all of it follows from the parent, so a lost one is written again."""
     target = RunFolder(folder)
     if target.glance("run") is None:
-        recipe = parent.recipe.changed(budgets=[budget], targets=[])
+        recipe = parent.recipe.changed(**changes)
         target.begin(recipe.to_yaml(), facts(command, recipe, str(parent.device)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bcnet
 from bcnet.errors import BcnetError
+from bcnet.report.words import comparison
+from bcnet.run.report import report_data
 
 TINY: dict[str, Any] = {
     "start": "scratch",
@@ -254,11 +257,28 @@ def test_the_models_own_weights_are_used(knowing: nn.Module, tmp_path: Path) -> 
     assert result.report() == out / "report.html"
     shown = repr(result).splitlines()
     assert shown[0].startswith("your network: ")
-    assert [line.split()[0] for line in shown[1:]] == ["full", "uniform", "found"]
-    assert sum(line.endswith("ships") for line in shown) == 1
+    assert [line.split()[0] for line in shown[1:4]] == ["full", "uniform", "found"]
+    assert sum(line.endswith("  ships") for line in shown) == 1
+    assert shown[4:] == comparison(report_data(result.run))
+    assert " scaling all layers alike " in shown[4]
     html = result._repr_html_()
     assert html.count("<tr>") == 3
     assert "% accuracy" in html
+    assert html.endswith(f"<p>{shown[-1]}</p>")
+
+
+def test_another_budget_is_picked_from_the_scores_that_are_there(knowing: nn.Module, tmp_path: Path) -> None:
+    data, out = bright(), tmp_path / "run"
+    result = bcnet.slim(knowing, EXAMPLE, data, data, recipe=TRAINED, out=out, progress=False)
+    point = result.front[0]
+    picked = result.pick(f"flops={point['costs']['flops']}", point["widths"], progress=False)
+    assert picked.run.read("retrain/found")["widths"] == point["widths"]
+    assert list(picked.networks) == ["full", "uniform", "found"]
+    assert picked.model(images(2)).shape == (2, 3)
+    assert picked.report().parent.parent == out / "targets"
+    with pytest.raises(BcnetError) as caught:
+        result.pick(0.4)  # type: ignore[arg-type]
+    assert str(caught.value) == 'budget is 0.4, but it must be a text such as "flops=40%"'
 
 
 def test_targets_from_python(knowing: nn.Module, tmp_path: Path) -> None:
@@ -299,13 +319,14 @@ def test_a_task_without_a_teachers_loss_learns_from_the_targets(capsys: pytest.C
     settings = {**TRAINED, "given": {"epochs": 60, "lr": 0.05, "warmup": 0}}
     result = bcnet.slim(model, EXAMPLE, data, data, task=task, recipe=settings)
     told = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"plan: about \d+ s \(.*\), memory: .* disk: .*given: score the network .* left in all\)", told)
     assert "the task has no `distil` loss, so slim networks learn from the targets alone" in told
     assert "the network as given knows no more than chance (MAE " in told
     networks = result.networks
     assert networks["found"]["score"] < 0  # negated, so that higher is better wherever networks are compared
     shown = repr(result)
     assert f"{-networks['found']['score']:.4g}\N{NO-BREAK SPACE}mm MAE" in shown
-    assert "-0" not in shown
+    assert "-0" not in shown.partition("interval")[0]
 
 
 class Plain(nn.Module):
