@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bcnet.cli import options
-from bcnet.cli.console import OneLineErrors, console, print_json, table
+from bcnet.cli.console import Command, OneLineErrors, console, print_json, table
 from bcnet.cli.stage import require_trust
 
 recipe_app = typer.Typer(cls=OneLineErrors)
@@ -17,12 +17,12 @@ PLACE_ARGUMENT = typer.Argument(metavar="RECIPE", help="A recipe's name or its f
 
 @recipe_app.callback(invoke_without_command=True)
 def _recipe(context: typer.Context) -> None:
-    """Recipes: everything a run does, as a file."""
+    """List, print or check recipes, files that say everything a run does."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-@recipe_app.command("list")
+@recipe_app.command("list", cls=Command)
 def list_recipes(as_json: Annotated[bool, options.JSON] = False) -> None:
     """List the recipes that come with bcnet."""
     from bcnet.run.recipe import Recipe, names
@@ -48,7 +48,7 @@ def list_recipes(as_json: Annotated[bool, options.JSON] = False) -> None:
     )
 
 
-@recipe_app.command("show")
+@recipe_app.command("show", cls=Command)
 def show_recipe(
     place: Annotated[str, PLACE_ARGUMENT] = "cluttered_digits",
     as_json: Annotated[bool, options.JSON] = False,
@@ -64,7 +64,7 @@ def show_recipe(
         print(commented(recipe), end="")
 
 
-@recipe_app.command("check")
+@recipe_app.command("check", cls=Command)
 def check_recipe(
     place: Annotated[str, PLACE_ARGUMENT],
     trust: Annotated[bool, options.TRUST] = False,

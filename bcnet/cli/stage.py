@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from bcnet.run.session import Run
 
 STAGES = {
-    "trace": "Find the width variables of a run's network, and check its budgets.",
+    "trace": "Find the layers of a run's network whose widths can vary, and check its budgets.",
     "given": "Score the network of a run as it is given, and train it first where it has learnt nothing.",
-    "train": "Train the supernet of a run.",
-    "search": "Search the widths of a run.",
+    "train": "Train the supernet of a run: one network whose weights all widths share, by which they are scored.",
+    "search": "Search for the widths that score best within the budget of a run.",
     "rate": "Choose the learning rate that networks of a run are fine-tuned at, by short probes.",
-    "race": "Race the finalists of a run's search.",
-    "retrain": "Train what a run found, and what it is compared with.",
-    "targets": "Find a slim network for every target of a run.",
-    "compare": "Measure the networks of a run side by side.",
+    "race": "Train the best few that a run's search found side by side, until one is left.",
+    "retrain": "Train the slim network of a run to the end, and those that it is compared with.",
+    "targets": "Find a slim network for every target of a run, that is, for each of its budgets.",
+    "compare": "Put the scores, costs and measured latencies of a run's networks side by side.",
 }
 """Stages and what their commands do; export and report have commands of their own."""
 

@@ -40,7 +40,7 @@ KEYS = {
     "backward": "path: gradients of one network of a step at a time (less memory); step: of all at once",
     "engine": "auto, plain or fused: what runs the steps of training",
     "bf16": "whether all training is in bf16; left out: on GPUs that have it",
-    "supernet": "how the supernet is trained",
+    "supernet": "how the supernet is trained, one network whose weights all widths share",
     "prior": "where the search in a supernet starts: the widths with the lowest training losses",
     "recalibrate": "batches for batch-norm statistics before widths are scored in a supernet; 0: those of the batch",
     "rank_by": "what configurations are compared by on validation images: their score or their loss",
