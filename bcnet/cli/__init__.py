@@ -12,7 +12,7 @@ import typer
 from bcnet import __version__
 from bcnet.cli.balance import balance
 from bcnet.cli.bench import bench_app
-from bcnet.cli.console import OneLineErrors
+from bcnet.cli.console import Command, OneLineErrors
 from bcnet.cli.cost import cost
 from bcnet.cli.export import export
 from bcnet.cli.fairness import fairness
@@ -60,6 +60,6 @@ COMMANDS = {
 }
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:
-        app.command(_command.__name__, rich_help_panel=_panel)(_command)
+        app.command(_command.__name__, cls=Command, rich_help_panel=_panel)(_command)
 app.add_typer(recipe_app, name="recipe", rich_help_panel="Recipes and research")
 app.add_typer(bench_app, name="bench", rich_help_panel="Recipes and research")

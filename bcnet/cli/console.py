@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from bcnet.errors import BcnetError
 
@@ -24,8 +24,24 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+class Command(TyperCommand):
+    """A command whose ``--help`` is listed as what it is, an option without a value."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_value(super().get_help_option(ctx))
+
+
+def _without_value(option: Any) -> Any:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
 class OneLineErrors(TyperGroup):
     """A group of commands that answers every mistake with one line on stderr and exit code 2."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _without_value(super().get_help_option(ctx))
 
     def main(
         self,

@@ -45,22 +45,31 @@ def front(
         print_json({"variables": settings.get("variables"), "budgets": budgets, **counts, **found})
         return
     shown = (*((_kind(t, best), t) for t in pareto), *([("chosen", chosen)] if chosen else []))
-    names = list(shown[0][1].costs) if shown else []
+    names, by_loss = list(shown[0][1].costs) if shown else [], _ranked_by(run) == "loss"
     rows = [
         (
             kind,
-            "-" if trial.score is None else f"{trial.score:.6g}",
+            "-" if trial.score is None else f"{-trial.score if by_loss else trial.score:.6g}",
             *(format_cost(name, trial.costs[name]) for name in names),
             " ".join(map(str, trial.widths)),
         )
         for kind, trial in shown
     ]
     asked = ", ".join(f"{name} at most {format_cost(name, limit)}" for name, limit in budgets.items())
-    table(f"{len(pareto)} on the front of {len(trials):,} trials; {asked}", ["", "score", *names, "widths"], rows)
+    columns = ["", "loss" if by_loss else "score", *names, "widths"]
+    table(f"{len(pareto)} on the front of {len(trials):,} trials; {asked}", columns, rows)
+
+
+def _ranked_by(run: Path) -> str:
+    """What the trials of a run are ranked by: a loss is kept negated. A file of trials does not know."""
+    from bcnet.run.folder import RunFolder
+
+    folder = RunFolder(run)
+    return folder.ranked_by if folder.done("run") else "score"
 
 
 def _kind(trial: Trial, best: Trial | None) -> str:
-    return "best score" if trial == best else "" if trial.feasible else "over budget"
+    return "best" if trial == best else "" if trial.feasible else "over budget"
 
 
 def _chosen(run: Path) -> Trial | None:

@@ -1,4 +1,4 @@
-"""What a run will take: printed before it starts, and alone by ``bcnet run --plan``."""
+"""What a run will take, printed alone: ``bcnet run --plan``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ LONG = 3600.0
 
 if TYPE_CHECKING:
     from bcnet.run.recipe import Recipe
-    from bcnet.run.session import Run
 
 
 class _Notes(Listener):
@@ -49,21 +48,3 @@ def print_plan(recipe: Recipe, device: str | None, as_json: bool) -> None:
     console().print(f"{memory}{disk}; from some steps on this machine, as busy as it is now", soft_wrap=True)
     if plan.total > LONG:
         console().print("shorter: --effort quick, --compare none, smaller images (loading.image_size)", soft_wrap=True)
-
-
-def tell_plan(run: Run, until: str) -> None:
-    """Tell a run's listener what is to come, unless that is next to nothing."""
-    from bcnet.run.pipeline import TOGETHER, run_stages, stages_of
-    from bcnet.run.plan import make_plan
-    from bcnet.training import distributed
-
-    names = stages_of(run.recipe)
-    if until not in names or distributed.world()[1] > 1:
-        return
-    ahead = {name for name in names[: names.index(until) + 1] if not run.done(name)}
-    if not ahead.intersection(TOGETHER):
-        return
-    run_stages(run, "trace")
-    plan = make_plan(run).until(until)
-    run.listener.note(f"plan: {plan}")
-    run.listener.expect(plan.seconds)

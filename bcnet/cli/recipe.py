@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bcnet.cli import options
-from bcnet.cli.console import OneLineErrors, console, print_json, table
+from bcnet.cli.console import Command, OneLineErrors, console, print_json, table
 from bcnet.cli.stage import require_trust
 
 recipe_app = typer.Typer(cls=OneLineErrors)
@@ -15,12 +15,12 @@ recipe_app = typer.Typer(cls=OneLineErrors)
 
 @recipe_app.callback(invoke_without_command=True)
 def _recipe(context: typer.Context) -> None:
-    """Recipes: everything a run does, as a file."""
+    """List, print or check recipes, files that say everything a run does."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-@recipe_app.command("list")
+@recipe_app.command("list", cls=Command)
 def list_recipes(as_json: Annotated[bool, options.JSON] = False) -> None:
     """List the recipes that come with bcnet."""
     from bcnet.run.recipe import Recipe, names
@@ -46,7 +46,7 @@ def list_recipes(as_json: Annotated[bool, options.JSON] = False) -> None:
     )
 
 
-@recipe_app.command("show")
+@recipe_app.command("show", cls=Command)
 def show_recipe(
     place: Annotated[str, options.RECIPE] = "cluttered_digits",
     as_json: Annotated[bool, options.JSON] = False,
@@ -62,7 +62,7 @@ def show_recipe(
         print(commented(recipe), end="")
 
 
-@recipe_app.command("check")
+@recipe_app.command("check", cls=Command)
 def check_recipe(
     place: Annotated[str, options.RECIPE],
     trust: Annotated[bool, options.TRUST] = False,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folder of a run, or of several.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="The folder of a run, or of several.")],
     out: Annotated[Path, typer.Option(help="Where the page of several runs goes.")] = Path("runs.html"),
     again: Annotated[bool, options.AGAIN] = False,
     device: Annotated[str | None, options.DEVICE] = None,

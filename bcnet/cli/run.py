@@ -48,7 +48,7 @@ def run(
     recipe: Annotated[str | None, typer.Option(help="A recipe by name or file; see `bcnet recipe list`.")] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="How a supernet is trained (bcv2, ...), or a rule instead of a search (l2-isomorphic, ...)."),
+        typer.Option(help="A rule instead of a search (l2-isomorphic, ...), or how a supernet is trained (bcv2, ...)."),
     ] = None,
     effort: Annotated[
         str,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bcnet.cli import options
 from bcnet.cli.console import console, interruptible, print_json, table
-from bcnet.cli.plan import tell_plan
 from bcnet.errors import BcnetError
 
 if TYPE_CHECKING:
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
     from bcnet.run.session import Run
 
 STAGES = {
-    "trace": "Find the width variables of a run's network, and check its budgets.",
+    "trace": "Find the layers of a run's network whose widths can vary, and check its budgets.",
     "given": "Score the network of a run as it is given, and train it first where it has learnt nothing.",
-    "train": "Train the supernet of a run.",
-    "search": "Search the widths of a run.",
+    "train": "Train the supernet of a run: one network whose weights all widths share, by which they are scored.",
+    "search": "Search for the widths that score best within the budget of a run.",
     "rate": "Choose the learning rate that networks of a run are fine-tuned at, by short probes.",
-    "race": "Race the finalists of a run's search.",
-    "retrain": "Train what a run found, and what it is compared with.",
-    "targets": "Find a slim network for every target of a run.",
-    "compare": "Measure the networks of a run side by side.",
+    "race": "Train the best few that a run's search found side by side, until one is left.",
+    "retrain": "Train the slim network of a run to the end, and those that it is compared with.",
+    "targets": "Find a slim network for every target of a run, that is, for each of its budgets.",
+    "compare": "Put the scores, costs and measured latencies of a run's networks side by side.",
 }
 """Stages and what their commands do; export and report have commands of their own."""
 
@@ -67,6 +66,7 @@ def require_trust(recipe: Recipe, trust: bool) -> None:
 def work(run: Run, until: str, as_json: bool, *, again: bool = False, log: str = "", planned: bool = False) -> None:
     """Run the stages up to ``until`` and print what there is; ``planned`` says first how long that will take."""
     from bcnet.run.pipeline import run_stages
+    from bcnet.run.plan import tell_plan
     from bcnet.training import distributed
     from bcnet.utils.progress import Listener, TensorBoard, shown
 
@@ -145,14 +145,17 @@ def _print_summary(run: Run, until: str) -> None:
     )
     for sentence in (*words.broken_budgets(data), *words.comparison(data)):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
-    _print_end(run, f"bcnet export {_there(run)} --to onnx")
+    _print_end(run, run.folder)
 
 
-def _print_end(run: Run, following: str) -> None:
-    """Where the results lie, and what to type next."""
+def _print_end(run: Run, slim: Path) -> None:
+    """Where the results lie, and what to type next: how to export the network of the run in ``slim``."""
+    from bcnet.run.recipe import PYTHON
+
     report = _report_path(run) if run.done("report") else None
     console().print(f"report: {report}" if report else f"run: {run.folder}", soft_wrap=True)
-    console().print(f"next: {following}", soft_wrap=True)
+    form = "" if run.recipe.model == PYTHON else " --to onnx"  # which needs the network's own code
+    console().print(f"next: bcnet export {_there(run, slim)}{form}", soft_wrap=True)
 
 
 def _next_step(run: Run, until: str) -> str:
@@ -186,4 +189,4 @@ def _print_targets(run: Run) -> None:
         rows.append((target["budget"], target["chosen"], *figures, slim["costs"]["flops"], slim["costs"]["params"]))
     title = f"{run.recipe.model}, {_began(run)}: a slim network for every target"
     table(title, ["target", "ships", targets[0]["metric"]["name"], "uniform", "FLOPs", "parameters"], rows)
-    _print_end(run, f"bcnet export {_there(run, run.folder / targets[0]['folder'])} --to onnx")
+    _print_end(run, run.folder / targets[0]["folder"])

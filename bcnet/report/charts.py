@@ -6,6 +6,7 @@ follow light, dark and print as the text does. Hover labels are HTML to Plotly, 
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from html import escape
@@ -74,7 +75,7 @@ def retained(data: ReportData) -> Figure:
         "y": ratios,
         "hovertext": hover,
         "hoverinfo": "text",
-        **({"text": [str(c) for c in data.found.widths], "textposition": "auto"} if len(places) <= MOST_NAMES else {}),
+        **(_numbers(data.found.widths) if len(places) <= MOST_NAMES else {}),
         "marker": {"color": "--found", "cornerradius": 3},
     }
     traces: list[Figure] = [bars]
@@ -93,6 +94,11 @@ def retained(data: ReportData) -> Figure:
         shapes=[rule],
         bargap=0.28,
     )
+
+
+def _numbers(widths: Sequence[int]) -> Figure:
+    """Numbers of channels at the foot of bars, where no dash of uniform scaling covers them."""
+    return {"text": [str(width) for width in widths], "textposition": "auto", "insidetextanchor": "start"}
 
 
 def _dashes(x: list[int], y: list[float], colour: str, size: int, width: int) -> Figure:
@@ -169,10 +175,10 @@ def _picked(data: ReportData, trial: Trial) -> list[str]:
     costs = ", ".join(f"{words.cost(name, value)} {words.COSTS.get(name, name)}" for name, value in trial.costs.items())
     name = data.first_budget.name
     unit = {"latency": "ns", "memory": "B"}.get(name, "")
-    budget = f"{name}={trial.costs[name]:.0f}{unit}"
-    command = f"bcnet pick {shlex.quote(data.run)} --budget {budget}"
+    budget = f"{name}={math.ceil(trial.costs[name])}{unit}"
+    command = f"bcnet pick {shlex.quote(data.run)} --budget {budget} --widths {','.join(map(str, trial.widths))}"
     if data.in_python:
-        command = f'bcnet.slim(model, example, train, val, budget="{budget}", recipe="recipe.yaml")'
+        command = f'result.pick("{budget}", widths={list(trial.widths)})'
     return [f"{costs}; {widths}", command]
 
 

@@ -103,7 +103,7 @@ def _key_figures(data: ReportData) -> list[tuple[str, str, str]]:
             of = f"{words.share(found.costs[name], full.costs[name])} of {words.cost(name, full.costs[name])}"
             cells.append((words.COSTS.get(name, name), words.cost(name, found.costs[name]), of))
     if found.latency_ms is not None:
-        of = "one input"
+        of = words.inputs(data)
         if full.latency_ms:
             of = f"{words.share(found.latency_ms, full.latency_ms)} of {words.milliseconds(full.latency_ms)}"
         cells.append(("measured latency", words.milliseconds(found.latency_ms), of))

@@ -197,14 +197,14 @@ def broken_budgets(data: ReportData) -> list[str]:
 def comparison(data: ReportData) -> list[str]:
     """What was found beside other networks of the same budget, in up to two sentences, and what may be chance."""
     rivals, sentences = _rivals(data), []
+    if not rivals:
+        return ["Nothing else was trained within the budget, so there is nothing to compare it with."]
     if data.slim != "found":
         sentences.append(
             f"On validation images {RIVALS[data.slim]} did better than what the search found, so that is what ships."
         )
-    if rivals:
-        sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
-    best = max(rivals, key=lambda rival: rival.score, default=None)
-    return sentences if best is None else [*sentences, *_certainty(data, best)]
+    sentences.append(f"At the same budget, {', and '.join(_against(data, rival) for rival in rivals)}.")
+    return [*sentences, *_certainty(data, max(rivals, key=lambda rival: rival.score))]
 
 
 def _rivals(data: ReportData) -> list[Figures]:
@@ -274,16 +274,23 @@ def _same(difference: float) -> bool:
 def latency(data: ReportData) -> str:
     """What became of the time, beside what became of the FLOPs."""
     full, found = data.full.latency_ms, data.found.latency_ms
-    if full is None or found is None:
+    if found is None:
         return "Latency was not measured."
+    if full is None:
+        return f"The slim network takes {milliseconds(found)} for {inputs(data)}; the full one was not measured."
     cause = ""
     if found > 0.95 * full:
         cause = " FLOPs fell but time did not: on this device such small networks are bound by other things."
     return (
         f"FLOPs fell to {share(data.found.costs['flops'], data.full.costs['flops'])} of the full network's, the "
-        f"measured latency to {share(found, full)}, from {milliseconds(full)} to {milliseconds(found)} for one "
-        f"input.{cause}"
+        f"measured latency to {share(found, full)}, from {milliseconds(full)} to {milliseconds(found)} for "
+        f"{inputs(data)}.{cause}"
     )
+
+
+def inputs(data: ReportData) -> str:
+    """How many inputs at once latency was measured for."""
+    return data.timed_by.rpartition(", ")[2] or "one input"
 
 
 def ratios(figures: Figures, full: Figures) -> Mapping[str, float]:

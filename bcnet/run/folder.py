@@ -39,6 +39,8 @@ from bcnet.utils.files import (
 FORMAT_VERSION = 2
 LARGEST_RESULT = 2**26  # bytes of JSON; the latency table of a large network has about 10^6
 BEGUN = ("lock", "recipe.yaml")
+DOUBT = "search/doubt"
+"""Whether scores tell configurations apart, and what a search ranks by because of it."""
 """What a run that was killed at its start may leave, besides unfinished files."""
 
 
@@ -183,6 +185,12 @@ class RunFolder:
         """The trials of the search so far."""
         with TrialStore(self.path(TRIALS), read_only=True) as store:
             return store.trials()
+
+    @property
+    def ranked_by(self) -> str:
+        """What the search ranks by, also where it has not ended; of a ``loss``, scores are the negation."""
+        known = self.glance("search") or self.glance(DOUBT) or {}
+        return str(known.get("ranked_by") or self.recipe.rank_by)
 
     def parts(self, name: str) -> list[str]:
         """The results in the folder of a result's name, such as the networks of ``retrain``."""

@@ -37,7 +37,7 @@ from __future__ import annotations
 import errno
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -153,8 +153,9 @@ def run_targets(run: Run) -> None:
     run.write("targets", {"targets": rows})
 
 
-def pick(run: Run, budget: str) -> Target:
-    """A slim network for one more budget, chosen from the scores that ``run`` already has; nothing is repeated."""
+def pick(run: Run, budget: str, widths: Sequence[int] | None = None) -> Target:
+    """A slim network for one more budget: at ``widths`` (L,), or else chosen from the scores that ``run`` already has;
+    nothing is repeated."""
     for name in SHARED:
         if run.done(name):
             run.check(name)
@@ -166,11 +167,19 @@ def pick(run: Run, budget: str) -> Target:
         raise BcnetError(f"{run.folder} has no scores to pick from yet: {again} first")
     if limits_latency(budget) and not run.done("latency"):
         raise BcnetError(f"latency was not measured in {run.folder}: begin a run with --budget {budget}")
-    run.within([budget]).check()
-    target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget])
+    within = run.within([budget])
+    within.check()
+    asked, changes = [], {}
+    if widths is not None:
+        if not within.feasible(run.space.check(widths)[None])[0]:
+            raise BcnetError(f"these widths exceed {budget}: name a larger budget, or smaller widths")
+        asked, changes = ["--widths", ",".join(map(str, widths))], {"race": None}  # whose winner might have others
+    target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget, *asked], **changes)
     run_stages(target, "trace")
     if not target.done("search"):
-        search.choose_known(target, *known_scores(run))
+        search.choose_known(target, *known_scores(run), widths)
+    elif widths is not None and target.read("search")["best"]["widths"] != list(widths):
+        raise BcnetError(f"{target.folder} holds other widths for {budget}: remove that folder, or name another budget")
     run_stages(target, stages_of(target.recipe)[-1])
     return target
 

@@ -17,13 +17,14 @@ import torch
 from torch import nn
 
 from bcnet.latency.timing import threads
-from bcnet.run.pipeline import stages_of
+from bcnet.run.pipeline import TOGETHER, run_stages, stages_of
 from bcnet.run.session import Run
 from bcnet.run.stages.retrain import ONCE
 from bcnet.run.stages.scoring import RATES
 from bcnet.run.stages.search import SCREENED
 from bcnet.search.constraints import format_cost
 from bcnet.supernet.training import SupernetTraining, train_supernet
+from bcnet.training.distributed import world
 from bcnet.training.optim import Optimisation
 from bcnet.training.race import SETTLING
 from bcnet.training.rate import USUAL, probe_length
@@ -77,6 +78,20 @@ class _Pace:
     supernet: float
     taught: float
     look: float
+
+
+def tell_plan(run: Run, until: str) -> None:
+    """Tell a run's listener what is to come, unless that is next to nothing."""
+    names = stages_of(run.recipe)
+    if until not in names or world()[1] > 1:
+        return
+    ahead = {name for name in names[: names.index(until) + 1] if not run.done(name)}
+    if not ahead.intersection(TOGETHER):
+        return
+    run_stages(run, "trace")
+    plan = make_plan(run).until(until)
+    run.listener.note(f"plan: {plan}")
+    run.listener.expect(plan.seconds)
 
 
 @kept_random_state()

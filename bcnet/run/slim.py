@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -19,8 +19,10 @@ from bcnet.data.source import from_loaders
 from bcnet.errors import BcnetError, first_line
 from bcnet.models.load import LoadedModel
 from bcnet.report import words
+from bcnet.run import pipeline
 from bcnet.run.fingerprint import WORDS, changed
 from bcnet.run.pipeline import forget, run_stages
+from bcnet.run.plan import tell_plan
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.report import report_data, write_report, write_tradeoff
 from bcnet.run.session import Run, facts
@@ -32,6 +34,7 @@ from bcnet.space.torch_export import tensors_in
 from bcnet.training.retraining import learnt
 from bcnet.training.task import Task
 from bcnet.utils.modes import training_possible
+from bcnet.utils.progress import Listener, shown
 from bcnet.utils.random_state import kept_random_state
 
 Given = Recipe | Mapping[str, Any] | str | Path | None
@@ -72,8 +75,6 @@ def slim(
         run = Run(folder or kept.name, device)  # type: ignore[union-attr]
         stack.enter_context(run.lock())
         if progress:
-            from bcnet.utils.progress import shown
-
             run.listener = stack.enter_context(shown())
         source = _source(model, example, run.device, task)
         data = from_loaders(train, val, test, classes=source.classes, seed=chosen.seed, shard=run.place.shard)
@@ -84,8 +85,10 @@ def slim(
         run.give(source, data, task)
         _check_given(run)
         # A folder that is kept also has the network, for ``bcnet export``, which cannot make it without its code.
-        last = "compare" if folder is None else "export"
-        run_stages(run, until="targets" if chosen.targets else last)
+        last = "targets" if chosen.targets else "compare" if folder is None else "export"
+        if progress:
+            tell_plan(run, last)
+        run_stages(run, last)
     return Result(run, kept)
 
 
@@ -99,7 +102,8 @@ class Result:
     def __repr__(self) -> str:
         if self.targets:
             return "\n".join(f"{budget}: {result!r}" for budget, result in self.targets.items())
-        return "\n".join([*self._headlines, *("  ".join(cells) for cells in self._table)])
+        table = ("  ".join(cells).rstrip() for cells in self._table)
+        return "\n".join([self._headline, *table, *self._verdict])
 
     def _repr_html_(self) -> str:
         if self.targets:
@@ -108,12 +112,18 @@ class Result:
         rows = "".join(
             "<tr>" + "".join(f"<td>{escape(cell.strip())}</td>" for cell in row) + "</tr>" for row in self._table
         )
-        return "".join(f"<p>{escape(line)}</p>" for line in self._headlines) + f"<table>{rows}</table>"
+        verdict = "".join(f"<p>{escape(line)}</p>" for line in self._verdict)
+        return f"<p>{escape(self._headline)}</p><table>{rows}</table>{verdict}"
 
     @property
-    def _headlines(self) -> list[str]:
+    def _headline(self) -> str:
+        return words.headline(report_data(self.run))
+
+    @property
+    def _verdict(self) -> list[str]:
+        """What the command line ends with, below the networks."""
         data = report_data(self.run)
-        return [words.headline(data), *words.broken_budgets(data)]
+        return [*words.broken_budgets(data), *words.comparison(data)]
 
     @property
     def _table(self) -> list[tuple[str, ...]]:
@@ -163,6 +173,16 @@ class Result:
         which lower is better is negated."""
         self._one_network()
         return {row["name"]: row for row in self.run.read("compare")["networks"]}
+
+    @kept_random_state()
+    @training_possible()
+    def pick(self, budget: str, widths: Sequence[int] | None = None, *, progress: bool = True) -> Result:
+        """A slim network for one more budget, fine-tuned as the others: at ``widths``, such as those of a point of
+        :attr:`front`, or else chosen from the scores that are there."""
+        if not isinstance(budget, str):
+            raise BcnetError(f'budget is {budget!r:.40}, but it must be a text such as "flops=40%"')
+        with shown() if progress else nullcontext(Listener()) as self.run.listener, self.run.lock():
+            return Result(pipeline.pick(self.run, budget, widths), self._temporary)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report: to ``path``, or else into the run folder given as ``out``, or else here."""

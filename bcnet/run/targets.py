@@ -23,7 +23,6 @@ from bcnet.training import distributed
 
 SHARED = ("given", "latency", "train")
 FOLDER = "targets"
-DOUBT = "search/doubt"
 
 
 class Target(Run):
@@ -57,10 +56,10 @@ class Target(Run):
         return name in SHARED and self.parent.done(name)
 
 
-def open_target(parent: Run, budget: str, command: list[str]) -> Target:
-    """The target of ``parent`` for ``budget``, created if it is new."""
+def open_target(parent: Run, budget: str, command: list[str], **changes: Any) -> Target:
+    """The target of ``parent`` for ``budget``, created if it is new, with the parent's recipe but for ``changes``."""
     folder = parent.path(FOLDER, folder_name(budget))
-    distributed.decide(lambda: _begin(folder, parent, budget, command))
+    distributed.decide(lambda: _begin(folder, parent, command, {**changes, "budgets": [budget], "targets": []}))
     target = Target(folder, parent)
     if list(target.recipe.budgets) != [budget]:
         held = ", ".join(target.recipe.budgets)
@@ -68,11 +67,11 @@ def open_target(parent: Run, budget: str, command: list[str]) -> Target:
     return target
 
 
-def _begin(folder: Path, parent: Run, budget: str, command: list[str]) -> None:
+def _begin(folder: Path, parent: Run, command: list[str], changes: dict[str, Any]) -> None:
     """Write the start of a target; all of it follows from the parent, so a lost one is written again."""
     target = RunFolder(folder)
     if target.glance("run") is None:
-        recipe = parent.recipe.changed(budgets=[budget], targets=[])
+        recipe = parent.recipe.changed(**changes)
         target.begin(recipe.to_yaml(), facts(command, recipe, str(parent.device)))
 
 
@@ -92,18 +91,12 @@ def known_scores(run: Run) -> tuple[list[Trial], str]:
     found: dict[str, dict[tuple[int, ...], Trial]] = {run.recipe.rank_by: {}}
     for folder in [run.folder, *targets_of(run)]:
         if (folder / TRIALS).is_file():
-            for trial in RunFolder(folder).trials():
+            searched = RunFolder(folder)
+            for trial in searched.trials():
                 if trial.score is not None:
-                    found.setdefault(_ranked_by(folder, run), {}).setdefault(tuple(trial.widths), trial)
+                    found.setdefault(searched.ranked_by, {}).setdefault(tuple(trial.widths), trial)
     ranked_by = max(found, key=lambda by: len(found[by]))
     return list(found[ranked_by].values()), ranked_by
-
-
-def _ranked_by(folder: Path, run: Run) -> str:
-    """What the search in ``folder`` ranks by, also where it is not finished."""
-    searches = RunFolder(folder)
-    known = searches.glance("search") or searches.glance(DOUBT) or {}
-    return str(known.get("ranked_by") or run.recipe.rank_by)
 
 
 def target_row(target: Run) -> dict[str, Any]:

@@ -19,6 +19,7 @@ def test_version_and_help():
     assert "fairness" in run().stdout
     assert run().exit_code == 0
     assert "--principle" in run("fairness", "--help").stdout
+    assert "<bool>" not in run("fairness", "--help").stdout  # flags take no value
 
 
 def test_fairness_json_of_one_principle():

@@ -41,6 +41,7 @@ def test_its_report_needs_no_code(made: Path) -> None:
     (made / "report.html").unlink(missing_ok=True)
     told = run("report", str(made))
     assert told.exit_code == 0, told.stderr
+    assert told.stdout.splitlines()[-1] == f"next: bcnet export {made}"  # what can be done without code
     assert (made / "report.html").stat().st_size > 1000
 
 
@@ -57,3 +58,10 @@ def test_other_forms_say_how_to_have_them(made: Path) -> None:
     assert told.exit_code == 2
     call = f"bcnet.slim(..., out={str(made)!r}).export(FOLDER, to='onnx')"
     assert told.stderr == f"error: {made} was made from Python, and onnx needs the network's own code: {call}\n"
+
+
+def test_another_budget_says_how_to_have_it(made: Path) -> None:
+    told = run("pick", str(made), "--budget", "flops=40%")
+    assert told.exit_code == 2
+    call = f"bcnet.slim(..., out={str(made)!r}).pick('flops=40%')"
+    assert told.stderr == f"error: {made} was made from Python, and so is what is picked from it: {call}\n"

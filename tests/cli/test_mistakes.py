@@ -98,6 +98,15 @@ def test_a_choice_without_a_score_is_on_the_front(tmp_path: Path) -> None:
     assert (row[0], row[1], row[-1]) == ("chosen", "-", widths)
 
 
+def test_losses_of_a_front_are_called_that_and_have_no_minus(tmp_path: Path) -> None:
+    run = tinyrun.work(tinyrun.create(tmp_path, rank_by="loss"), until="search")
+    told = terminal.run("front", str(run.folder))
+    assert told.exit_code == 0
+    assert "┃ loss " in told.stdout
+    chosen = terminal.cells(told.stdout)[-1]
+    assert (chosen[0], float(chosen[1])) == ("chosen", pytest.approx(-run.read("search")["best"]["score"], rel=1e-5))
+
+
 @pytest.mark.parametrize("out", ["file", "file/run"])
 def test_a_file_where_a_folder_should_be(out: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")

@@ -105,7 +105,8 @@ def test_a_point_of_the_front_says_how_to_have_it():
     front = charts.front(example(run="my runs/a"))["data"][1]
     about, command = front["customdata"][0]
     assert about.count("layer") == 37
-    assert command == f"bcnet pick 'my runs/a' --budget flops={front['x'][0]:.0f}"
+    widths = re.sub(r"layer\d+.conv<1> ", "", about.split("; ")[1]).replace(", ", ",")
+    assert command == f"bcnet pick 'my runs/a' --budget flops={front['x'][0]:.0f} --widths {widths}"
 
 
 def test_a_point_of_a_run_from_python_is_had_from_python():
@@ -113,7 +114,7 @@ def test_a_point_of_a_run_from_python_is_had_from_python():
     front = charts.front(replace(example(), in_python=True))["data"][1]
     _, command = front["customdata"][0]
     budget = f"flops={front['x'][0]:.0f}"
-    assert command == f'bcnet.slim(model, example, train, val, budget="{budget}", recipe="recipe.yaml")'
+    assert command.startswith(f'result.pick("{budget}", widths=[')
 
 
 def test_uniform_widths_that_win_the_race_are_called_that():
@@ -134,6 +135,16 @@ def test_latency_that_did_not_fall_is_said():
         "FLOPs fell but time did not: on this device such small networks are bound by other things."
     )
     assert words.latency(data).endswith("latency to 62%, from 40.2 ms to 24.9 ms for one input.")
+    many = "torch, CPU, threads: 1, 16 inputs at once"
+    assert words.latency(replace(data, timed_by=many)).endswith(" to 24.9 ms for 16 inputs at once.")
+    assert f"latency is measured ({many}), as the median" in render(replace(data, timed_by=many))
+
+
+def test_a_latency_is_told_where_the_full_network_has_none():
+    data = example()
+    untimed = {**data.networks, "full": replace(data.full, latency_ms=None)}
+    sentence = "The slim network takes 24.9 ms for one input; the full one was not measured."
+    assert words.latency(replace(data, networks=untimed)) == sentence
 
 
 def test_scores_that_are_no_shares_stay_as_they_are():

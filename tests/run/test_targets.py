@@ -10,11 +10,15 @@ import terminal
 import tinyrun
 
 from bcnet.errors import BcnetError
+from bcnet.report import charts
+from bcnet.run.folder import DOUBT
 from bcnet.run.pipeline import pick
 from bcnet.run.recipe import Recipe
+from bcnet.run.report import report_data
 from bcnet.run.session import Run
-from bcnet.run.targets import DOUBT, TRIALS, folder_name, known_scores, open_target
+from bcnet.run.targets import folder_name, known_scores, open_target
 from bcnet.search import Trial, TrialStore
+from bcnet.search.store import TRIALS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,6 +85,27 @@ def test_pick_repeats_nothing(finished: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert target.folder == finished.path("targets", "flops-55pc")
     assert target.read("compare")["chosen"] in ("found", "uniform")
     assert target.path("report.html").is_file()
+
+
+def test_a_point_of_the_front_is_picked_by_its_widths(finished: Run) -> None:
+    """What a click on it in the report gives to copy; a race might have another winner."""
+    data = report_data(finished.path("targets", "flops-70pc"))
+    _, command = charts.front(data)["data"][1]["customdata"][0]
+    asked = command.split()
+    widths = [int(width) for width in asked[-1].split(",")]
+    told = terminal.run("pick", str(finished.folder), *asked[3:], "--trust", "--json")
+    assert told.exit_code == 0, told.output
+    target = Run.open(json.loads(told.stdout)["run"])
+    assert target.read("retrain/found")["widths"] == widths
+    assert target.read("search")["notes"] == ["the widths are those that were asked for: nothing was searched"]
+    for given, sentence in (
+        (["--budget", asked[4], "--widths", "8,8"], f"these widths exceed {asked[4]}: name a larger budget, or "),
+        (["--budget", "flops=70%", "--widths", "2,2"], "holds other widths for flops=70%: remove that folder, or "),
+        (["--budget", "flops=70%", "--widths", "8"], "this space has 2 width variables, but 1 widths were given"),
+    ):
+        refused = terminal.run("pick", str(finished.folder), *given, "--trust")
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
 
 
 def test_pick_on_the_command_line(finished: Run) -> None:

@@ -105,8 +105,15 @@ def test_every_score_finds_a_network(tmp_path: Path, weights: Path, score: str) 
     assert notes.stages == stages
     found = run.read("search")
     assert found["scored_by"] == score
-    assert run.read("compare")["networks"][0]["costs"]["flops"] <= run.read("trace")["costs"]["full"]["flops"] / 2
-    assert report_data(run).principle == ("ua" if score == "supernet" else None)
+    full, slim = run.read("compare")["networks"]  # the given network is there without being asked for
+    assert (full["name"], slim["name"]) == ("full", "found")
+    assert slim["costs"]["flops"] <= full["costs"]["flops"] / 2
+    data = report_data(run)
+    assert data.principle == ("ua" if score == "supernet" else None)
+    assert words.headline(data).startswith(f"your network: {words.score(data, full['score'])} at 100% → slim: ")
+    assert words.comparison(data) == [
+        "Nothing else was trained within the budget, so there is nothing to compare it with."
+    ]
     assert write_report(run).stat().st_size > 1000
 
 

@@ -24,12 +24,12 @@ ONCE = ("full", "random")
 
 
 def retrain_all(run: Run) -> None:
-    """Train what was found, and what it is compared with; each is a result of its own."""
-    names: list[str] = [name for name in get_args(Compared) if name in run.recipe.compare]
+    """Train what was found, and what it is compared with; each is a result of its own. The full network is among them
+    wherever it is there anyway, as the given one or as a teacher."""
+    there = {"full"} if run.recipe.start == "trained" or run.recipe.distillation is not None else set()
+    names: list[str] = [name for name in get_args(Compared) if name in there.union(run.recipe.compare)]
     if {"uniform", "uniform-8"} <= set(names) and configuration(run, "uniform-8") == configuration(run, "uniform"):
         names.remove("uniform-8")
-    if run.recipe.start == "scratch" and run.recipe.distillation is not None and "full" not in names:
-        names.insert(0, "full")
     for name in ["found", *names] if run.recipe.start == "trained" else [*names, "found"]:
         retrain_one(run, name)
         _repeat(run, name)

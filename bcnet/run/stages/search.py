@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from bcnet.errors import BcnetError
+from bcnet.run.folder import DOUBT
 from bcnet.run.recipe import Prior
 from bcnet.run.schema import Measure
 from bcnet.run.session import Run
 from bcnet.run.stages.budgets import best_by_model, hold_latency
 from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
 from bcnet.run.stages.scoring import HEALING, cut_scorer, open_scorer, scores_in_parts
-from bcnet.run.targets import DOUBT
-from bcnet.search import PathLosses, SearchProgress, Trial, TrialStore, front_of, search
+from bcnet.search import LogWidthModel, PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.constraints import Constraints
 from bcnet.search.noise import tells_apart
 from bcnet.search.store import TRIALS
@@ -170,13 +170,18 @@ def _open_store(run: Run) -> TrialStore:
     return store
 
 
-def choose_known(run: Run, scored: Sequence[Trial], ranked_by: str) -> None:
-    """Choose within the run's budgets from trials that were ``scored`` before: no score is computed."""
+def choose_known(run: Run, scored: Sequence[Trial], ranked_by: str, widths: Sequence[int] | None = None) -> None:
+    """Take ``widths`` (L,), or choose within the run's budgets by trials that were ``scored`` before: no score is
+    computed."""
     start = time.monotonic()
     inside = run.constraints.feasible(np.array([t.widths for t in scored]))
     own = [replace(t, number=i, feasible=bool(inside[i - 1])) for i, t in enumerate(scored, 1)]
-    model, best = best_by_model(run, run.constraints, own)
-    best, checked = hold_latency(run, best, lambda within: best_by_model(run, within, own)[1])
+
+    def choose(within: Constraints) -> tuple[LogWidthModel | None, Trial]:
+        return best_by_model(run, within, own) if widths is None else (None, _trial_of(run, own, widths))
+
+    model, best = choose(run.constraints)
+    best, checked = hold_latency(run, best, lambda within: choose(within)[1])
     name = run.constraints.budgets[0].name
     _store_trials(run, "picked", own)
     front = [trial.to_dict() for trial in front_of(own, name)]
@@ -184,7 +189,15 @@ def choose_known(run: Run, scored: Sequence[Trial], ranked_by: str) -> None:
     found = {"best": best.to_dict(), "front": front, "latency": checked, "log_width": known}
     by = "bottleneck" if model is None else "log-width"
     note = f"chosen from {len(own):,} scores of the run's other searches, by the {by} model over them"
+    if widths is not None:
+        note = "the widths are those that were asked for: nothing was searched"
     _write(run, found, [note], ranked_by, start)
+
+
+def _trial_of(run: Run, trials: Sequence[Trial], widths: Sequence[int]) -> Trial:
+    """The trial of a configuration (L,), without a score if it is none of ``trials``."""
+    unscored = Trial(0, tuple(widths), None, run.cost_of(widths), True, 0, 0.0)
+    return next((trial for trial in trials if trial.widths == unscored.widths), unscored)
 
 
 def proposals(run: Run) -> Widths | None:
