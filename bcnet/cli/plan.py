@@ -46,5 +46,7 @@ def print_plan(recipe: Recipe, device: str | None, as_json: bool) -> None:
     memory = f"memory: {format_cost('memory', plan.memory)}, " if plan.memory else ""
     disk = f"disk: {format_cost('memory', plan.disk)}"
     console().print(f"{memory}{disk}; from some steps on this machine, as busy as it is now", soft_wrap=True)
+    if plan.advice:
+        console().print(plan.advice, soft_wrap=True)
     if plan.total > LONG:
         console().print("shorter: --effort quick, --compare none, smaller images (loading.image_size)", soft_wrap=True)

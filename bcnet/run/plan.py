@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -34,15 +34,21 @@ from bcnet.utils.random_state import kept_random_state
 
 STEPS, LONGEST = 4, 3.0
 """The most steps that are timed after a first one, and the seconds after which timing stops."""
+OUTLASTS = 2.0
+"""How many times as long as the fine-tuning of what ships choosing its widths takes where a plan says so: on small
+networks five times as long a fine-tuning of uniform widths beat search, race and a short one by 2.9 points
+(docs/results/rivals-small.md)."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Seconds by stage, and bytes: the peak of memory, and disk space in the run's folder."""
+    """Seconds by stage, and bytes: the peak of memory, and disk space in the run's folder; and what the time might be
+    better spent on, if anything."""
 
     seconds: dict[str, float]
     memory: int
     disk: int
+    advice: str = ""
 
     @property
     def total(self) -> float:
@@ -52,7 +58,7 @@ class RunPlan:
         """The plan of a run that stops after ``stage``."""
         names = list(self.seconds)
         last = names.index(stage) + 1 if stage in names else len(names)
-        return RunPlan({name: self.seconds[name] for name in names[:last]}, self.memory, self.disk)
+        return replace(self, seconds={name: self.seconds[name] for name in names[:last]})
 
     def __str__(self) -> str:
         stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items() if seconds >= 1)
@@ -91,6 +97,8 @@ def tell_plan(run: Run, until: str) -> None:
     run_stages(run, "trace")
     plan = make_plan(run).until(until)
     run.listener.note(f"plan: {plan}")
+    if plan.advice:
+        run.listener.note(plan.advice)
     run.listener.expect(plan.seconds)
 
 
@@ -101,13 +109,14 @@ def make_plan(run: Run) -> RunPlan:
         pace = _measured(run)
     trained = run.recipe.start == "trained"
     seconds = _inherited(run, pace) if trained else _from_scratch(run, pace)
+    advice = _advice(run, seconds, pace) if trained else ""
     order = [name for name in stages_of(run.recipe) if name != "trace"]
     several = max(1, len(run.recipe.targets))
     if run.recipe.targets:
         own = sum(seconds.pop(name) for name in ("search", "rate", "race", "retrain") if name in seconds)
         seconds["targets"] = several * own
     known = {name: seconds.get(name, 0.0) for name in order if not run.done(name)}
-    return RunPlan(known, _memory(run), several * _disk(run))
+    return RunPlan(known, _memory(run), several * _disk(run), advice)
 
 
 def _measured(run: Run) -> _Pace:
@@ -172,7 +181,7 @@ def _forward(network: nn.Module, x: torch.Tensor, run: Run) -> float:
 def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
     """From a trained network: search among cut and healed networks, a race, and what is compared."""
     r, steps = run.recipe, len(run.data.train)
-    epoch = steps * (pace.slim + pace.taught)
+    epoch = _epoch(run, pace)
     found = {"given": 2 * pace.look + (0.0 if _knows(run) else r.given.epochs * steps * pace.full)}
     if r.scorer == "supernet":
         found |= {"train": r.supernet.epochs * steps * pace.supernet, "search": 2 * _evaluations(run) * pace.look}
@@ -180,16 +189,40 @@ def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
         heal = r.healing.steps * pace.slim if r.scorer == "steps" else 0.0
         each = pace.look + r.healing.calibration * pace.slim / 3
         tried = len(RATES) if heal and r.healing.lr is None else 0
-        found["search"] = (_evaluations(run) + tried) * (heal + each) + SCREENED * r.search.population * each
-    others = r.repeats * sum(name != "full" for name in r.compare) + r.repeats - (r.race is not None)
+        screened = SCREENED * r.search.population if r.search.strategy == "evolution" else 0
+        found["search"] = (_evaluations(run) + tried) * (heal + each) + screened * each
+    race = r.race
+    if r.allot is not None:
+        found["search"], race = 0.0, None
+    others = r.repeats * sum(name != "full" for name in r.compare) + r.repeats - (race is not None)
     if r.retrain.lr is None:
         probe, batches = probe_length(r.retrain.epochs, steps)
         found["rate"] = USUAL * (probe * batches * (pace.slim + pace.taught) + pace.look)
-    if r.race is not None:
-        epochs, measured = r.race.work(r.retrain.epochs)
+    if race is not None:
+        epochs, measured = race.work(r.retrain.epochs)
         settling = min(SETTLING, steps) * (pace.slim + pace.taught)
         found["race"] = epochs * epoch + measured * (settling + pace.look)
     return {**found, "retrain": others * r.retrain.epochs * epoch}
+
+
+def _epoch(run: Run, pace: _Pace) -> float:
+    """Seconds of an epoch of fine-tuning."""
+    return len(run.data.train) * (pace.slim + pace.taught)
+
+
+def _advice(run: Run, seconds: dict[str, float], pace: _Pace) -> str:
+    """What choosing widths takes beside fine-tuning the network that ships, where it is much."""
+    r, epoch = run.recipe, _epoch(run, pace)
+    tuning = r.retrain.epochs * epoch
+    raced = seconds.get("race", tuning) - tuning  # the race trains the winner to the end
+    choosing = seconds["search"] + seconds.get("rate", 0.0) + raced
+    if r.allot is not None or r.scorer == "supernet" or choosing < OUTLASTS * tuning:
+        return ""
+    longer = r.retrain.epochs + int(choosing / epoch)
+    return (
+        f"choosing widths takes {choosing / tuning:.0f} times as long as fine-tuning the network that ships: "
+        f"{longer} epochs for uniform widths take as long and may give more (allot: uniform, retrain.epochs: {longer})"
+    )
 
 
 def _evaluations(run: Run) -> int:
