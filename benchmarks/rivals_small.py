@@ -242,6 +242,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(f"| {NAMES[name]} | {np.mean(list(found.values())):.2f} | {each} | {over} | {rates} |")
     given = {row["seed"]: row["given"]["accuracy"] for row in rows}
     lines += ["", "The given networks have " + ", ".join(f"{given[seed]:.2f}" for seed in sorted(given)) + " %."]
+    if "found, long" in by_method:
+        others = ("uniform, long", *(f"{method}, equal seconds" for method in EQUAL))
+        long = accuracy("found, long")
+        over = []
+        for name in others:
+            gap = [long[seed] - value for seed, value in accuracy(name).items()]
+            over.append(f"{NAMES[name].split(', for')[0]}: {interval(gap, '+')}")
+        lines.append(f"For as many epochs, the widths that bcnet ships minus {'; '.join(over)}.")
     return "\n".join(lines)
 
 
