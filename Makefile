@@ -27,14 +27,16 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The wheel as users get it, tried from elsewhere: nothing of the checkout is importable there but what the wheel holds.
+# The wheel as users get it, in an environment and a folder of its own: nothing is there but what the wheel asks for.
 wheel: $(VENV)/.installed
 	rm -rf build/wheel && mkdir -p build/wheel/elsewhere
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	$(BIN)/python -m pip install --quiet --no-deps --target build/wheel/site build/wheel/*.whl
-	cd build/wheel/elsewhere && export PYTHONPATH=$(CURDIR)/build/wheel/site && \
-	$(abspath $(BIN))/python -c 'import bcnet; assert "/build/wheel/site/" in bcnet.__file__, bcnet.__file__' && \
-	$(abspath $(BIN))/python -m bcnet run --recipe digits --effort quick --compare none --out run && test -s run/report.html
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet --constraint constraints.txt "$$(ls build/wheel/*.whl)[report]"
+	cd build/wheel/elsewhere && \
+	../venv/bin/python -c 'import bcnet; assert "/build/wheel/venv/" in bcnet.__file__, bcnet.__file__' && \
+	../venv/bin/bcnet run --recipe digits --effort quick --compare none --out run && test -s run/report.html
+	rm -rf build/wheel/venv
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict
