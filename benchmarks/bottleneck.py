@@ -164,7 +164,7 @@ class Searched:
         begun, choosing = time.process_time(), 0.0
         source = STRATEGIES[strategy](self.within, SearchConfig(population=POPULATION, seed=0), self.first())
         rows = next(source)
-        while True:
+        for _ in range(EVALUATIONS):  # every generation but the first has something new
             for row in rows:
                 if tuple(row.tolist()) not in known and len(known) < EVALUATIONS:
                     known[tuple(row.tolist())] = float(scorer.parts(row, "loss").mean())
