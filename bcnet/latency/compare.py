@@ -14,6 +14,7 @@ from bcnet.latency.onnx import as_onnx
 from bcnet.latency.table import LatencyTable, Measured
 from bcnet.latency.timing import TimingConfig, clock, threads
 from bcnet.space.network import NetworkSpace
+from bcnet.space.state import duplicate
 from bcnet.space.widths import Widths
 
 ROUNDS = 50
@@ -46,7 +47,8 @@ def compare_backend(networks: Mapping[str, nn.Module], example: Tensor, config: 
         if config.backend == "torch":
             return compare_latency(networks, inputs)
         given = (inputs.cpu(),)
-        written = {name: stack.enter_context(as_onnx(net.cpu(), given)) for name, net in networks.items()}
+        copies = {name: duplicate(net).cpu() for name, net in networks.items()}  # the networks stay where they are
+        written = {name: stack.enter_context(as_onnx(net, given)) for name, net in copies.items()}
         return compare_latency(written, *given)
 
 
