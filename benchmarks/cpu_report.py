@@ -154,7 +154,8 @@ The same measurements once more, with nothing else running, each row once and as
 rows decide whether the goals are reached, whatever they say, and the tables above stay.
 
 Both goals are missed on the tiny networks, by more than on the busy machine: arithmetic takes less time here, and
-Python's part weighs more. On ResNet18 a path is within 1.03; so is a step of MobileNetV2, and its forward pass is at 1.031.
+Python's part weighs more. On ResNet18 a path is within 1.03; so is a step of MobileNetV2, and its forward pass is
+at 1.031.
 
 """
 COSTS = """
