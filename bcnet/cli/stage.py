@@ -143,7 +143,7 @@ def _print_summary(run: Run, until: str) -> None:
         ],
         rows,
     )
-    for sentence in (*words.broken_budgets(data), *words.comparison(data)):
+    for sentence in words.closing(data):
         out.print(" ".join(sentence.split()), soft_wrap=True, highlight=False)
     _print_end(run, run.folder)
 

@@ -194,6 +194,11 @@ def broken_budgets(data: ReportData) -> list[str]:
     ]
 
 
+def closing(data: ReportData) -> list[str]:
+    """What stands below the table of networks: budgets that are not met, and the comparison."""
+    return [*broken_budgets(data), *comparison(data)]
+
+
 def comparison(data: ReportData) -> list[str]:
     """What was found beside other networks of the same budget, in up to two sentences, and what may be chance."""
     rivals, sentences = _rivals(data), []

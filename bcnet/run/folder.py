@@ -39,9 +39,9 @@ from bcnet.utils.files import (
 FORMAT_VERSION = 2
 LARGEST_RESULT = 2**26  # bytes of JSON; the latency table of a large network has about 10^6
 BEGUN = ("lock", "recipe.yaml")
+"""What a run that was killed at its start may leave, besides unfinished files."""
 DOUBT = "search/doubt"
 """Whether scores tell configurations apart, and what a search ranks by because of it."""
-"""What a run that was killed at its start may leave, besides unfinished files."""
 
 
 class DamagedResult(BcnetError):

@@ -159,7 +159,8 @@ def pick(run: Run, budget: str, widths: Sequence[int] | None = None) -> Target:
     for name in SHARED:
         if run.done(name):
             run.check(name)
-    if not known_scores(run)[0]:
+    scored, ranked_by = known_scores(run)
+    if not scored:
         if run.recipe.allot is not None or run.done("search") or run.done("targets"):
             nothing = "searched nothing, so it has no scores to pick from"
             raise BcnetError(f"{run.folder} {nothing}: begin a run with --budget {budget}")
@@ -177,7 +178,7 @@ def pick(run: Run, budget: str, widths: Sequence[int] | None = None) -> Target:
     target = open_target(run, budget, ["bcnet", "pick", str(run.folder), "--budget", budget, *asked], **changes)
     run_stages(target, "trace")
     if not target.done("search"):
-        search.choose_known(target, *known_scores(run), widths)
+        search.choose_known(target, scored, ranked_by, widths)
     elif widths is not None and target.read("search")["best"]["widths"] != list(widths):
         raise BcnetError(f"{target.folder} holds other widths for {budget}: remove that folder, or name another budget")
     run_stages(target, stages_of(target.recipe)[-1])

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from bcnet.data.source import from_loaders
 from bcnet.errors import BcnetError, first_line
 from bcnet.models.load import LoadedModel
-from bcnet.report import words
-from bcnet.run import pipeline
+from bcnet.report import ReportData, words
 from bcnet.run.fingerprint import WORDS, changed
-from bcnet.run.pipeline import forget, run_stages
+from bcnet.run.pipeline import forget, pick, run_stages
 from bcnet.run.plan import tell_plan
 from bcnet.run.recipe import PYTHON, Recipe
 from bcnet.run.report import report_data, write_report, write_tradeoff
@@ -102,33 +101,23 @@ class Result:
     def __repr__(self) -> str:
         if self.targets:
             return "\n".join(f"{budget}: {result!r}" for budget, result in self.targets.items())
-        table = ("  ".join(cells).rstrip() for cells in self._table)
-        return "\n".join([self._headline, *table, *self._verdict])
+        data = report_data(self.run)
+        table = ("  ".join(cells).rstrip() for cells in self._table(data))
+        return "\n".join([words.headline(data), *table, *words.closing(data)])
 
     def _repr_html_(self) -> str:
         if self.targets:
             parts = (f"<h4>{escape(budget)}</h4>{result._repr_html_()}" for budget, result in self.targets.items())
             return "".join(parts)
+        data = report_data(self.run)
         rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell.strip())}</td>" for cell in row) + "</tr>" for row in self._table
+            "<tr>" + "".join(f"<td>{escape(cell.strip())}</td>" for cell in row) + "</tr>" for row in self._table(data)
         )
-        verdict = "".join(f"<p>{escape(line)}</p>" for line in self._verdict)
-        return f"<p>{escape(self._headline)}</p><table>{rows}</table>{verdict}"
+        closing = "".join(f"<p>{escape(line)}</p>" for line in words.closing(data))
+        return f"<p>{escape(words.headline(data))}</p><table>{rows}</table>{closing}"
 
-    @property
-    def _headline(self) -> str:
-        return words.headline(report_data(self.run))
-
-    @property
-    def _verdict(self) -> list[str]:
-        """What the command line ends with, below the networks."""
-        data = report_data(self.run)
-        return [*words.broken_budgets(data), *words.comparison(data)]
-
-    @property
-    def _table(self) -> list[tuple[str, ...]]:
+    def _table(self, data: ReportData) -> list[tuple[str, ...]]:
         """The networks, the one that ships marked: name, score, and what they cost."""
-        data = report_data(self.run)
         rows = []
         for name, row in self.networks.items():
             costs = row["costs"]
@@ -182,7 +171,7 @@ class Result:
         if not isinstance(budget, str):
             raise BcnetError(f'budget is {budget!r:.40}, but it must be a text such as "flops=40%"')
         with shown() if progress else nullcontext(Listener()) as self.run.listener, self.run.lock():
-            return Result(pipeline.pick(self.run, budget, widths), self._temporary)
+            return Result(pick(self.run, budget, widths), self._temporary)
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report: to ``path``, or else into the run folder given as ``out``, or else here."""

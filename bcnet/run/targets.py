@@ -92,9 +92,10 @@ def known_scores(run: Run) -> tuple[list[Trial], str]:
     for folder in [run.folder, *targets_of(run)]:
         if (folder / TRIALS).is_file():
             searched = RunFolder(folder)
+            known = found.setdefault(searched.ranked_by, {})
             for trial in searched.trials():
                 if trial.score is not None:
-                    found.setdefault(searched.ranked_by, {}).setdefault(tuple(trial.widths), trial)
+                    known.setdefault(tuple(trial.widths), trial)
     ranked_by = max(found, key=lambda by: len(found[by]))
     return list(found[ranked_by].values()), ranked_by
 
