@@ -8,6 +8,7 @@ fails is told, and the others go on without it. A job is
 
 - ``base:N:M``: train the given network for N epochs, and M more in which it is taught by itself (DIR/base);
 - ``plan:BUDGETS:METHODS``: others' channels (rivals.py plan), in processes of their own (DIR/plan-METHOD.json);
+- ``wait:METHOD``: until the plan of a method is there, which another process makes;
 - ``search:BUDGET``: a run of bcnet up to its search, and its finalists (DIR/run-BUDGET, DIR/bcnet-BUDGET.json);
 - ``bcnet:BUDGET:EPOCHS:RATE``: the race of its finalists, seed by seed; the winner trained to the end is a row;
 - ``rivals:BUDGET:EPOCHS:RATE:METHODS``: others' networks, seed by seed; those whose plan is there. bcnet-NAME is one
@@ -65,6 +66,10 @@ class Calls:
             self._base(*map(int, rest))
         elif kind == "plan":
             self._plans(rest[0].split(","), rest[1].split(","))
+        elif kind == "wait":
+            file = self.args.out / f"plan-{rest[0]}.json"
+            while not file.exists() and time.perf_counter() - self.start < self.args.seconds:
+                time.sleep(0.5)
         elif kind == "search":
             self._within("search", lambda: self.comparison.search(rest[0]))
         elif kind in ("bcnet", "rivals", "equal"):

@@ -12,8 +12,8 @@ shift 2
 python=("${@:-python3}")
 here=$(dirname "$0") data=.gpu/cifar10 budget=44M recipe=$budget:20:0.02
 fixed=tp-isomorphic-fpgm,tp-global-l2
-mkdir -p "$out"/{ours,fastnas,fixed}
-for side in ours fastnas fixed; do ln -sfn ../base "$out/$side/base"; done
+mkdir -p "$out"/{ours,fixed}
+for side in ours fixed; do ln -sfn ../base "$out/$side/base"; done
 
 compare() { # SIDE JOB...: rivals_fifth.py in its own folder, within what is left of the seconds
     local side=$1
@@ -32,11 +32,11 @@ plan fixed uniform --device cpu && cp "$out/fixed/plan-uniform.json" "$out/ours/
 planned=$!
 compare ours "search:$budget" "bcnet:$recipe" "rivals:$recipe:uniform"
 echo "bcnet and uniform: $SECONDS s"
-(OMP_NUM_THREADS=2 plan fastnas fastnas && compare fastnas "rivals:$recipe:fastnas") &
+OMP_NUM_THREADS=2 plan fixed fastnas &
 wait $planned
-compare fixed "rivals:$recipe:$fixed"
+compare fixed "rivals:$recipe:tp-isomorphic-fpgm" wait:fastnas "rivals:$recipe:fastnas" "rivals:$recipe:tp-global-l2"
 wait
 echo "others: $SECONDS s"
 compare ours "equal:$recipe:uniform" "rivals:$recipe:bcnet-uniform"
-cat "$out"/{ours,fastnas,fixed}/rows.jsonl >"$out/rows.jsonl"
+cat "$out"/{ours,fixed}/rows.jsonl >"$out/rows.jsonl"
 echo "in all $SECONDS s"
