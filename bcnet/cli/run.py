@@ -118,7 +118,7 @@ def run(
     if model is None:
         require_trust(named, trust)
     backend = [] if latency_backend is None else [f"latency.backend={latency_backend}"]
-    chosen = changed(with_effort(named, effort), changes, [*backend, *(settings or [])])
+    chosen = with_options(with_effort(named, effort), changes, [*backend, *(settings or [])])
     if plan:
         print_plan(chosen, device, as_json)
         return
@@ -178,7 +178,7 @@ def _named(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def changed(recipe: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
+def with_options(recipe: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
     """``recipe`` with what the command line says; files and folders by their full path, so that it works anywhere."""
     content = recipe.to_dict()
     given = {key: value for key, value in options.items() if value is not None}

@@ -68,10 +68,10 @@ def work(run: Run, until: str, as_json: bool, *, again: bool = False, log: str =
     from bcnet.run.pipeline import run_stages
     from bcnet.run.plan import tell_plan
     from bcnet.training import distributed
-    from bcnet.utils.progress import Listener, TensorBoard, shown
+    from bcnet.utils.progress import Listener, TensorBoard, terminal_listener
 
     first = distributed.main_process()
-    screens = shown() if first else nullcontext(Listener())
+    screens = terminal_listener() if first else nullcontext(Listener())
     how = f"go on with `bcnet run --resume {_there(run)}`"
     with interruptible(how), screens as screen, run.lock():
         run.listener = TensorBoard(screen, run.path(log)) if log and first else screen

@@ -132,7 +132,7 @@ class Axis:
         return np.concatenate(found)
 
 
-def parse(members: np.ndarray, counts: Sequence[int], loose: Collection[int] = ()) -> Axis | int:
+def axis_of(members: np.ndarray, counts: Sequence[int], loose: Collection[int] = ()) -> Axis | int:
     """The segments of an axis, or a variable whose channels do not form any.
 
     ``members`` (n, 2) holds variable and unit of each index, variable -1 where it is fixed; ``counts``

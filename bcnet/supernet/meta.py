@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bcnet.data.source import Source
 from bcnet.space.network import NetworkSpace
-from bcnet.supernet.supernet import Plan, Supernet
+from bcnet.supernet.supernet import Selection, Supernet
 from bcnet.supernet.training import SupernetTraining
 from bcnet.training.loop import Loop, Progress
 from bcnet.training.task import Task
@@ -40,13 +40,13 @@ class MetaSupernet(Supernet):
         self.see = nn.ModuleList([nn.Linear(len(space), HIDDEN) for _ in self._numbers])
         self.make = nn.ModuleList([_maker(self.state()[i].detach()) for i in self._numbers])
 
-    def views(self, plan: Plan) -> list[Tensor]:
+    def views(self, selection: Selection) -> list[Tensor]:
         state = self.state()
-        units = torch.tensor(plan.units, dtype=state[0].dtype, device=state[0].device)
+        units = torch.tensor(selection.units, dtype=state[0].dtype, device=state[0].device)
         vector = units / units.new_tensor(self.total_units)
         for number, see, make in zip(self._numbers, self.see, self.make, strict=True):
             state[number] = state[number] + make(see(vector).relu()).view(state[number].shape)
-        return self.cut(state, plan)
+        return self.cut(state, selection)
 
 
 def _maker(weight: Tensor) -> nn.Linear:
@@ -82,9 +82,9 @@ class _Loop(Loop):
         paths = self.config.sampling.paths(self.step, self.config.seed, self.net.space, self.net.principle)
         losses = []
         for path in paths:
-            plan = self.net.plan(path.widths, path.side)
+            selection = self.net.select(path.widths, path.side)
             with self.autocast():
-                loss = self.task.loss(self.net.run(plan, x, self.net.views(plan)), y)
+                loss = self.task.loss(self.net.run(selection, x, self.net.views(selection)), y)
             (loss * path.weight).backward()
             losses.append(loss.detach())
         return torch.stack(losses)

@@ -29,7 +29,7 @@ from bcnet.training.task import Task
 from bcnet.utils.modes import evaluation_mode
 from bcnet.utils.settings import Count, Natural, NotNegative, Positive, Share, checked
 
-Told = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 Step = Callable[[Tensor, Tensor], Tensor]
 Loss = Callable[[Any, Tensor, Any], Tensor]
 """A loss of a network's output, the targets and the teacher's output (None without a teacher)."""
@@ -100,7 +100,7 @@ def retrain(
     *,
     teacher: nn.Module | None = None,
     folder: str | Path | None = None,
-    progress: Told | None = None,
+    progress: OnProgress | None = None,
     fast: FastStep | None = None,
 ) -> History:
     """Train ``network`` in place; with ``folder``, checkpoints go there and a stopped training goes on. ``fast`` may
@@ -158,7 +158,7 @@ def train_random(
     return best, network, scores, loop.history
 
 
-def _numbered(progress: Callable[[int, Progress], None] | None, number: int) -> Told | None:
+def _numbered(progress: Callable[[int, Progress], None] | None, number: int) -> OnProgress | None:
     return None if progress is None else lambda state: progress(number, state)
 
 

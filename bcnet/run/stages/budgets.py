@@ -77,7 +77,7 @@ def _held(run: Run, best: Trial, choose: Choose, budget: Budget, table: LatencyT
 def _measured(run: Run, trial: Trial, budget: Budget) -> dict[str, Any]:
     """The full network and one at the widths of ``trial``, timed side by side."""
     networks = {"full": run.fresh(run.full).eval(), "slim": run.fresh(np.array(trial.widths)).eval()}
-    found = compare_backend(networks, run.source.example, run.recipe.latency)
+    found = compare_backend(networks, run.original.example, run.recipe.latency)
     limit = limit_ms(run, budget, found["full"])
     held = found["slim"] <= SLACK * limit
     return {

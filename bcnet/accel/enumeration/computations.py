@@ -60,7 +60,7 @@ class PerUnits:
         return self._made[key]
 
 
-class Reader:
+class ValueReader:
     """A value of the graph as a level sees it: cut to the units chosen since it was computed."""
 
     def __init__(self, walker: Walker, node: fx.Node, level: int):
@@ -93,7 +93,7 @@ class Reader:
         return self.layout.axis.pieces(self.walker.units, self.held(), self.walker.side)
 
 
-class State:
+class StateReader:
     """A parameter, buffer or constant, cut to the current units; every cut is made once."""
 
     def __init__(self, walker: Walker, node: fx.Node, axes: tuple[Axis, ...] | None, dtype: torch.dtype | None = None):
@@ -110,7 +110,7 @@ class State:
         return sliced(self.tensor, self.axes, self.walker.units, self.walker.widest, self.walker.side)
 
 
-class Units:
+class SizeReader:
     """A size constant of the graph at the current units."""
 
     def __init__(self, walker: Walker, size: Size):
@@ -120,7 +120,7 @@ class Units:
         return self.size.at(self.walker.units)
 
 
-class Step(ABC):
+class Computation(ABC):
     """One operator (or several, fused) of a level; ``dies`` are the nodes nothing needs afterwards."""
 
     def __init__(self, walker: Walker, works: Sequence[Work]):
@@ -130,7 +130,7 @@ class Step(ABC):
 
     @abstractmethod
     def run(self) -> Any:
-        """The value of the step's node at the current units."""
+        """The value of the computation's node at the current units."""
 
     @property
     def apart(self) -> bool:
@@ -138,8 +138,8 @@ class Step(ABC):
         return False
 
 
-class Stacking(Step):
-    """A step that can give its values for every candidate of the variable its level chooses at once."""
+class Stacking(Computation):
+    """A computation that can give its values for every candidate of the variable its level chooses at once."""
 
     @property
     @abstractmethod
@@ -151,7 +151,7 @@ class Stacking(Step):
         """The values for every candidate, (candidates, n, ...)."""
 
 
-class CallStep(Step):
+class GraphCall(Computation):
     """An operator that treats channels apart, run as it stands in the graph."""
 
     def __init__(self, walker: Walker, work: Work, args: Any, kwargs: Any):
@@ -168,10 +168,10 @@ class CallStep(Step):
         return self.target is torch.ops.aten.flatten.using_ints and self.args[1:2] == [1]
 
 
-class Same(Step):
+class Same(Computation):
     """Dropout in evaluation."""
 
-    def __init__(self, walker: Walker, work: Work, x: Reader):
+    def __init__(self, walker: Walker, work: Work, x: ValueReader):
         super().__init__(walker, [work])
         self.x = x
 
@@ -183,11 +183,11 @@ class Same(Step):
         return True
 
 
-class NormStep(Step):
+class Normalisation(Computation):
     """Batch norm with the statistics of this batch, an addition and ReLU where these follow."""
 
     def __init__(
-        self, walker: Walker, works: Sequence[Work], args: Mapping[str, Any], other: Reader | None, relu: bool
+        self, walker: Walker, works: Sequence[Work], args: Mapping[str, Any], other: ValueReader | None, relu: bool
     ):
         super().__init__(walker, works)
         self.x, self.weight, self.bias = args["input"], args["weight"], args["bias"]
@@ -343,6 +343,6 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def read(arg: Any) -> Any:
-    if isinstance(arg, (Reader, State, Units)):
+    if isinstance(arg, (ValueReader, StateReader, SizeReader)):
         return arg.read()
     return [read(a) for a in arg] if isinstance(arg, list) else arg
