@@ -57,7 +57,7 @@ class RankConfig:
     ``model``, as the command line names it, is a network of your own with ``groups`` candidates per variable, for
     which ``bcnet bench build`` made a table; ``space`` is then a name for it.
     ``images`` are scored of the held-out part and, with ``on_test``, of the test set each (0: all), in batches of
-    ``score_batch`` (0: the data's own) whose statistics a path uses; with ``recalibrate``, the statistics of so many
+    ``score_batch`` (0: the data's own) whose statistics a path uses; with ``recalibrate``, the statistics of that many
     training batches instead (the paper's authors: 20), of ``networks`` drawn at random (0: of all, which is slow, as
     no work can be shared; so it is with MetaPruning, ``meta``, whose paths have weights of their own). ``average`` also
     scores the mean of logits.

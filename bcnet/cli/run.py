@@ -155,7 +155,7 @@ def _create(run: Run, recipe: Recipe) -> None:
 
 
 def _refuse_changes(context: typer.Context) -> None:
-    """What a run does cannot be said anew once it has begun."""
+    """Refuse options that would change what a run does: that is settled once it has begun."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in ON_RESUME:

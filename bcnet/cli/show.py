@@ -76,7 +76,7 @@ def _count(number: int) -> str:
 
 
 def _candidates(widths: Sequence[int]) -> str:
-    """Few enough to read, all of them counted."""
+    """The candidates as text: some of them where there are many, and how many there are."""
     texts = [f"{c}" for c in widths]
     shown = texts if len(texts) <= 6 else [*texts[:3], "...", *texts[-2:]]
     return f"{', '.join(shown)} ({len(texts)})"

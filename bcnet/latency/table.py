@@ -77,7 +77,7 @@ class LatencyTable:
         return np.rint((parts @ self.weights) ** self.exponent).astype(np.int64)
 
     def parts(self, widths: Floats) -> Floats:
-        """One, nanoseconds of layers and activations in between, for widths (n, L): (n, 3)."""
+        """The three addends for widths (n, L): one, nanoseconds of layers, activations in between: (n, 3)."""
         ones = np.ones((len(widths), 1))
         given = np.hstack([ones, widths])
         layers = _bilinear(given @ self.row_forms.T, given @ self.column_forms.T, self.rows, self.columns, self.table)
@@ -164,7 +164,7 @@ class LatencyTable:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of the graph; ``at(inputs, outputs)`` is its operation at so many channels."""
+    """A layer of the graph; ``at(inputs, outputs)`` is its operation at these numbers of channels."""
 
     name: str
     inputs: Size

@@ -70,13 +70,13 @@ class Run(RunFolder):
         self._told: set[str] = set()
 
     def tell_once(self, text: str) -> None:
-        """A note that several stages would make."""
+        """Make a note that several stages would make, but only once."""
         if text not in self._told:
             self._told.add(text)
             self.listener.note(text)
 
     def give(self, original: LoadedModel, data: Data, task: Task | None) -> None:
-        """Use these instead of what the recipe names."""
+        """Use these objects instead of those that the recipe names."""
         self.original, self.data, self.task_given = original, data, task
 
     @cached_property

@@ -223,7 +223,7 @@ def _budgets(name: str, given: object) -> list[str]:
 
 
 def _network(model: object) -> nn.Module:
-    """The network that is to be slimmed, or what it is instead."""
+    """The network to slim; a :class:`BcnetError` says what was given instead."""
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise BcnetError(f"model is the class {model.__name__}, not a network: make one, {model.__name__}(...)")
     if isinstance(model, Mapping):

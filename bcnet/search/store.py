@@ -233,7 +233,7 @@ class TrialStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of it or nothing, and nobody else in between."""
+        """A transaction: all of it or nothing, and nobody else in between."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -158,7 +158,7 @@ def axis_of(members: np.ndarray, counts: Sequence[int], loose: Collection[int] =
 
 
 def _mixed(members: np.ndarray, counts: Sequence[int]) -> Axis | int:
-    """As :func:`parse`, for channels in any order; all units of a variable must occur equally often."""
+    """As :func:`axis_of`, for channels in any order; all units of a variable must occur equally often."""
     variables = list(dict.fromkeys(members[:, 0].tolist()))
     segments = []
     for v in variables:

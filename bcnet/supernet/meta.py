@@ -2,7 +2,7 @@
 Learning for Automatic Neural Network Channel Pruning").
 
 Every weight of two or more dimensions that varies with widths has a generator of its own, two linear layers that see
-the whole width vector, where MetaPruning's see the widths before and behind a layer; the second one's bias is the
+the whole width vector, where MetaPruning's see the widths before and after a layer; the second one's bias is the
 supernet's own parameter. What it generates is cut to the path as UA's paths are, from the left. Norms are shared, where
 MetaPruning has one for every width. Training draws random widths; scoring is the supernet's.
 """
@@ -50,7 +50,7 @@ class MetaSupernet(Supernet):
 
 
 def _maker(weight: Tensor) -> nn.Linear:
-    """From what a generator sees to what it adds to ``weight``: at first about a tenth of it."""
+    """The layers from what a generator sees to what it adds to ``weight``: at first about a tenth of it."""
     found = nn.Linear(HIDDEN, weight.numel(), bias=False)
     nn.init.normal_(found.weight, std=0.1 * float(weight.std()) / HIDDEN**0.5)
     return found

@@ -28,8 +28,8 @@ from bcnet.utils.modes import evaluation_mode
 
 @dataclass(frozen=True)
 class Scores:
-    """Of n widths: ``score`` (accuracy) and ``loss``, each (n,), the mean of the sides; ``by_side`` holds
-    both for every side (n, sides); ``extra`` are the task's further scores, such as ``top5``."""
+    """The scores of n configurations: ``score`` (accuracy) and ``loss``, each (n,), the mean of the sides; ``by_side``
+    holds both for every side (n, sides); ``extra`` are the task's further scores, such as ``top5``."""
 
     score: Floats
     loss: Floats
@@ -119,7 +119,7 @@ class Evaluator:
         return rows
 
     def _scores(self, table: Floats) -> Scores:
-        """From a table (n, sides, measures)."""
+        """The scores in a table (n, sides, measures)."""
         names = ("score", "loss", *(name for name, _ in self.task.extra))
         by_side = {name: table[:, :, k] for k, name in enumerate(names)}
         mean = {name: values.mean(axis=1) for name, values in by_side.items()}

@@ -36,7 +36,7 @@ Tap = Callable[[Tensor, str], Tensor]
 
 @dataclass(frozen=True)
 class Selection:
-    """Where one (widths, side) finds its channels: ``sizes`` fill the graph's slots."""
+    """The channels that one (widths, side) selects; ``sizes`` fill the graph's slots."""
 
     units: tuple[int, ...]
     side: Side
@@ -96,6 +96,7 @@ class Supernet(nn.Module):
         return twin
 
     def select(self, widths: ArrayLike, side: Side = "left") -> Selection:
+        """The channels that a path takes."""
         checked = self._space.check(widths)
         if checked.ndim != 1:
             raise BcnetError("a path takes the widths of one network, a row of numbers")
@@ -141,7 +142,7 @@ class Supernet(nn.Module):
         return sliced(tensor, axes, selection.units, self._total, selection.side)
 
     def blocks(self, selection: Selection) -> list[tuple[slice, ...] | None]:
-        """Indices of the slices that a path uses, None for one that is no single block."""
+        """Indices of the slices that a path uses, None for one that is not a single block."""
         if self._latest[0] is not selection:
             self._latest = selection, [self._block(selection, *cut) for cut in self._cuts]
         return self._latest[1]

@@ -1,6 +1,6 @@
-"""Training a supernet: paths of a strategy, step by step, on the shared loop.
+"""Training a supernet: the paths of a path sampling, step by step, on the shared loop.
 
-Every step runs the strategy's paths on one batch; each path's loss is logged with its widths.
+Every step runs its paths on one batch; each path's loss is logged with its widths.
 """
 
 from __future__ import annotations

@@ -264,8 +264,8 @@ class _InParts:
 
 
 def _worse(one: dict[str, Any], other: dict[str, Any], errors: float) -> bool:
-    """Whether ``one`` is worse by more than so many standard errors; where measurements have too few parts to tell, or
-    other ones, it is."""
+    """Whether ``one`` is worse by more than this many standard errors; it counts as worse where measurements
+    have too few parts to tell, or different ones."""
     parts = [np.array(measured.get("parts", ())) for measured in (one, other)]
     if len(parts[0]) < 2 or len(parts[0]) != len(parts[1]):
         return True

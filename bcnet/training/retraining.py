@@ -165,7 +165,7 @@ def _numbered(progress: Callable[[int, Progress], None] | None, number: int) -> 
 @torch.no_grad()
 def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> dict[str, float]:
     """Mean ``score`` and ``loss`` of a network over all batches, the task's further scores by name, and the ``count``
-    of samples; a :class:`BcnetError` where there are none, or where a mean is no finite number."""
+    of samples; a :class:`BcnetError` where there are none, or where a mean is not finite."""
     task = task or Task.classification()
     names = ["score", "loss", *(name for name, _ in task.extra)]
     total, count = torch.zeros(len(names), dtype=torch.float64), 0

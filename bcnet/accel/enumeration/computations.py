@@ -232,7 +232,7 @@ class Dense(Stacking):
     def _share(self) -> Tensor:
         """The channels by which this candidate exceeds the one before, added to the running sum.
 
-        A candidate that was left out is caught up with group by group, so that a sum never depends on which
+        Candidates that were left out are made up for group by group, so that a sum never depends on which
         other candidates were asked for.
         """
         walker, v = self.walker, self.variable

@@ -106,7 +106,7 @@ class Folded(Computation):
         return self.pool and x.shape[2] * x.shape[3] in (1, 2, 4, 8, 16, 32, 64, 128)
 
     def _one(self, held: Tensor) -> Tensor:
-        """From one input, ``held`` at the units at which it was computed."""
+        """The result for one input, which was computed at the units ``held``."""
         sums, gram = self.moments.of(self.dense.x.node, held)
         value = self.dense.x.read()
         start = (value.storage_offset() - held.storage_offset()) % held.shape[1]
@@ -124,7 +124,7 @@ class Folded(Computation):
         return gpu_fold.fold(self._weight(), sums, gram, rows, _norm(self.norm), dtype)
 
     def _pooled(self, rows: Tensor, sums: Tensor, gram: Tensor, like: Tensor) -> list[Tensor]:
-        """From inputs (k, rows, columns) that are images like ``like``: k results (n, C, 1, 1)."""
+        """The results (n, C, 1, 1) for k inputs (k, rows, columns), images shaped as ``like``."""
         weight, shift = self._fold(sums, gram, rows.shape[1], rows.dtype)
         found = gpu_fold.dense_pool(rows, weight, shift, self.relu, like.shape[2] * like.shape[3])
         return list(found[:, :, :, None, None])

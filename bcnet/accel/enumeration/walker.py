@@ -57,7 +57,7 @@ class Walker:
     ``candidates`` are the units that each variable may take, ascending. ``dtype`` is that of dense layers
     and of the activations between them; batch statistics, running sums and the output layer are float32 or
     wider. ``sums`` holds running sums, or the results of all candidates where a computation makes them at once.
-    Levels after ``tail`` are not branched at: they run once all variables are chosen (:meth:`choose_rest`), at just
+    Levels after ``tail`` do not branch: they run once all variables are chosen (:meth:`choose_rest`), at just
     these units. A ``dry`` walker computes nothing, on the meta device, and holds every running sum to the end.
     """
 

@@ -104,7 +104,7 @@ class Tape:
             self._eager(layer)
 
     def answers(self, x: Tensor) -> Tensor:
-        """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a backward pass."""
+        """The answers (S, n, classes), in float32, for images x (n, C, h, w); nothing is kept for a backward pass."""
         return self.scores(self.forward(x.to(self.slices.dtype, memory_format=torch.channels_last), keep=False))
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class Tape:
                     torch._foreach_lerp_(kept, own, momentum if given is None else given)
 
     def _sums(self, layer: Norm) -> Tensor:
-        """(S, 2, C)."""
+        """What the statistics of a norm are taken from: sums and sums of squares, (S, 2, C)."""
         channels = self.sizes[layer.weight][0]
         return self.norms[layer.x].sums[: 2 * self.sides * channels].view(self.sides, 2, channels)
 

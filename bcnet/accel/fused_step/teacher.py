@@ -1,7 +1,7 @@
 """The answers of a teacher for a batch, as part of the step that learns from them.
 
 A teacher does not change while it teaches. So its parameters are packed once and its batch norms are known before any
-batch; what is left are the kernels of a way forwards, each of which normalises what it reads.
+batch; what is left are the kernels of a forward pass, each of which normalises what it reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bcnet.supernet.supernet import Supernet
 CHECKED = 32
 """Images of the first batch whose answers are compared."""
 SLACK = 3.0, 0.02
-"""How far they may be from float32: so many times as far as autocast, and a little more."""
+"""How far they may be from float32: this many times as far as autocast, and a little more."""
 
 _spaces: WeakKeyDictionary[nn.Module, NetworkSpace] = WeakKeyDictionary()
 """Of teachers: one teaches many networks, and tracing it takes longer than packing its weights."""

@@ -1,6 +1,6 @@
 """Depthwise convolutions of any size and stride in Triton, with the batch norms before and after them.
 
-Layout and grid are those of ``norm``. Kernels of 3x3 have faster ways in ``depthwise3``.
+Layout and grid are those of ``norm``. 3x3 kernels have faster versions in ``depthwise3``.
 """
 
 from __future__ import annotations

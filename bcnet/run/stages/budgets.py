@@ -18,9 +18,9 @@ from bcnet.space.widths import Widths
 from bcnet.training import distributed
 
 ROUNDS = 5
-"""Corrections of the table at the most."""
+"""The most corrections of the table."""
 SLACK = 1.02
-"""Measured latency may be above its limit by so much and still hold: the clock is no better."""
+"""The factor by which a measured latency may exceed its limit and still hold: clocks are no more precise."""
 
 
 def limit_ms(run: Run, budget: Budget, full_ms: float) -> float:
