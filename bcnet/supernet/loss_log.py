@@ -59,12 +59,6 @@ class LossLog:
         return self._rows
 
     @property
-    def expected(self) -> float:
-        """The loss expected now; not a number before the first step."""
-        self._flush()
-        return self._mean / self._weight if self._weight else math.nan
-
-    @property
     def steps(self) -> NDArray[np.int64]:
         return self._column("steps")
 
