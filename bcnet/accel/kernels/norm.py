@@ -56,6 +56,13 @@ def blocks(C, A: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def shares(M, each, BR: tl.constexpr, BC: tl.constexpr):
+    """The rows from which and up to which a program works, and two sums (rows, channels) that it begins with."""
+    begin = tl.program_id(0) * each
+    return begin, tl.minimum(begin + each, M), tl.zeros((BR, BC), tl.float32), tl.zeros((BR, BC), tl.float32)
+
+
+@triton.jit
 def moments(gamma, beta, sums, side, c, inside, M, C, eps):
     """Mean and 1/deviation of channels, and the norm as ``y * scale + shift``."""
     share = 1.0 / M  # once, not for every channel
@@ -91,10 +98,7 @@ def statistics(
     side, c, inside, C = blocks(C, A, BC)
     y_row = y_row * A
     y += side * (y_side * A)
-    begin = tl.program_id(0) * rows_each
-    end = tl.minimum(begin + rows_each, M)
-    s = tl.zeros((BR, BC), tl.float32)
-    q = tl.zeros((BR, BC), tl.float32)
+    begin, end, s, q = shares(M, rows_each, BR, BC)
     for start in range(begin, end, BR):
         row = start + tl.arange(0, BR)
         here = (row < end)[:, None] & inside[None, :]
@@ -159,10 +163,7 @@ def norm_sums(
     residual += side.to(tl.int64) * M * C
     kept += side.to(tl.int64) * M * C
     mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
-    begin = tl.program_id(0) * rows_each
-    end = tl.minimum(begin + rows_each, M)
-    s = tl.zeros((BR, BC), tl.float32)
-    q = tl.zeros((BR, BC), tl.float32)
+    begin, end, s, q = shares(M, rows_each, BR, BC)
     for start in range(begin, end, BR):
         row = start + tl.arange(0, BR)
         here = (row < end)[:, None] & inside[None, :]
