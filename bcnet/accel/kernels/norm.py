@@ -63,6 +63,16 @@ def shares(M, each, BR: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def _rows(begin, end, inside, WIDE: tl.constexpr, BR: tl.constexpr):
+    """The rows of a block, and which of their channels there are."""
+    row = begin + tl.arange(0, BR)
+    here = (row < end)[:, None] & inside[None, :]
+    if WIDE:
+        row = row.to(tl.int64)
+    return row, here
+
+
+@triton.jit
 def moments(gamma, beta, sums, side, c, inside, M, C, eps):
     """Mean and 1/deviation of channels, and the norm as ``y * scale + shift``."""
     share = 1.0 / M  # once, not for every channel
@@ -100,10 +110,7 @@ def statistics(
     y += side * (y_side * A)
     begin, end, s, q = shares(M, rows_each, BR, BC)
     for start in range(begin, end, BR):
-        row = start + tl.arange(0, BR)
-        here = (row < end)[:, None] & inside[None, :]
-        if WIDE:
-            row = row.to(tl.int64)
+        row, here = _rows(start, end, inside, WIDE, BR)
         v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
         s += v
         q += v * v
@@ -123,10 +130,7 @@ def normalise(
     residual += side.to(tl.int64) * M * C
     _, _, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
     # The last rows first: they are still in the cache.
-    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BR + tl.arange(0, BR)
-    here = (row < M)[:, None] & inside[None, :]
-    if WIDE:
-        row = row.to(tl.int64)
+    row, here = _rows((tl.num_programs(0) - 1 - tl.program_id(0)) * BR, M, inside, WIDE, BR)
     u = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
     u = u * scale[None, :] + shift[None, :]
     if ADD:
@@ -165,10 +169,7 @@ def norm_sums(
     mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
     begin, end, s, q = shares(M, rows_each, BR, BC)
     for start in range(begin, end, BR):
-        row = start + tl.arange(0, BR)
-        here = (row < end)[:, None] & inside[None, :]
-        if WIDE:
-            row = row.to(tl.int64)
+        row, here = _rows(start, end, inside, WIDE, BR)
         v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
         g = _gradient(a, b, row, c, here, a_row, b_row, repeat, TWO, REPEAT)
         u = v * scale[None, :] + shift[None, :]
@@ -202,10 +203,7 @@ def norm_gradient(
     b += side * (b_side * A)
     dy += side * (out_side * A)
     scale, shift, slope, mean = slopes(gamma, beta, sums, found, side, c, inside, M, C, eps)
-    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BR + tl.arange(0, BR)
-    here = (row < M)[:, None] & inside[None, :]
-    if WIDE:
-        row = row.to(tl.int64)
+    row, here = _rows((tl.num_programs(0) - 1 - tl.program_id(0)) * BR, M, inside, WIDE, BR)
     v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
     g = _gradient(a, b, row, c, here, a_row, b_row, repeat, TWO, REPEAT)
     g = descend(g, v * scale[None, :] + shift[None, :], ACT)
