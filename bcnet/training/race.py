@@ -24,7 +24,7 @@ from bcnet.data.source import Batch, Data, First, Source
 from bcnet.space.state import duplicate
 from bcnet.training import distributed
 from bcnet.training.loop import History, Loop, Progress
-from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training, retrain
+from bcnet.training.retraining import FastStep, Retrainer, Retraining, evaluate, retrain
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, checked
 
@@ -221,7 +221,7 @@ class Racing:
         if entry.name not in self._built:
             self._built[entry.name] = entry.build()
         network, curve = self._built[entry.name], list[dict[str, Any]]()
-        training = open_training(
+        training = Retrainer(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )
         training.run(self._watched(entry.name, training, curve, progress), epochs)

@@ -105,23 +105,10 @@ def retrain(
 ) -> History:
     """Train ``network`` in place; with ``folder``, checkpoints go there and a stopped training goes on. ``fast`` may
     take the place of autograd where it can."""
-    loop = open_training(network, source, config, task, teacher, folder, fast)
+    loop = Retrainer(network, source, config, task, teacher, folder, fast)
     loop.run(progress)
     loop.finish()
     return loop.history
-
-
-def open_training(
-    network: nn.Module,
-    source: Source,
-    config: Retraining,
-    task: Task | None = None,
-    teacher: nn.Module | None = None,
-    folder: str | Path | None = None,
-    fast: FastStep | None = None,
-) -> _Retrainer:
-    """The training of ``network`` in place, to be run in parts: ``run(progress, epochs)``, then ``finish()``."""
-    return _Retrainer(network, source, config, task, teacher, folder, fast)
 
 
 def train_random(
@@ -144,12 +131,12 @@ def train_random(
     scores = []
     for number in range(baseline.networks):
         network = build(number)
-        loop = _Retrainer(network, data.train, config, task, teacher, folder / f"{number:03d}")
+        loop = Retrainer(network, data.train, config, task, teacher, folder / f"{number:03d}")
         loop.run(_numbered(progress, number), baseline.epochs)
         scores.append(evaluate(network, data.val, loop.task, bf16=config.optimisation.bf16)["score"])
     best = max(range(len(scores)), key=lambda n: scores[n])
     network = build(best)
-    loop = _Retrainer(network, data.whole or data.train, config, task, teacher, folder / "best")
+    loop = Retrainer(network, data.whole or data.train, config, task, teacher, folder / "best")
     if not checkpoint.exists(folder / "best"):
         loop.restore(folder / f"{best:03d}")
         loop.step = baseline.epochs * loop.per_epoch
@@ -261,7 +248,9 @@ def _output(network: nn.Module, x: Tensor) -> Any:
     return torch.cat([_output(network, half) for half in x.chunk(2)])
 
 
-class _Retrainer(Loop):
+class Retrainer(Loop):
+    """The training of ``network`` in place, to be run in parts: ``run(progress, epochs)``, then ``finish()``."""
+
     config: Retraining
 
     def __init__(
@@ -269,9 +258,9 @@ class _Retrainer(Loop):
         network: nn.Module,
         source: Source,
         config: Retraining,
-        task: Task | None,
-        teacher: nn.Module | None,
-        folder: str | Path | None,
+        task: Task | None = None,
+        teacher: nn.Module | None = None,
+        folder: str | Path | None = None,
         fast: FastStep | None = None,
     ):
         super().__init__(network, source, config, folder)

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from bcnet.accel.enumeration.computations import (
-    Computation,
-    Dense,
-    GraphCall,
-    Normalisation,
-    Same,
-    SizeReader,
-    StateReader,
-    ValueReader,
-)
+from bcnet.accel.enumeration.level import Computation, Dense, GraphCall, Normalisation, Reader, Same, StateReader, Units
 from bcnet.accel.enumeration.prefix_tree import Work
 from bcnet.space.axis import Size
 
@@ -92,13 +83,13 @@ class Maker:
         kwargs = {k: a for k, a in named.items() if arguments[k]}
         return GraphCall(self.walker, work, [a for k, a in named.items() if not arguments[k]], kwargs)
 
-    def _surroundings(self, chain: Sequence[Work]) -> tuple[ValueReader | None, bool]:
+    def _surroundings(self, chain: Sequence[Work]) -> tuple[Reader | None, bool]:
         """What a chain adds to the batch norm in it, and whether ReLU follows."""
         kinds = {w.kind: i for i, w in enumerate(chain)}
         relu, place = "aten::relu" in kinds, kinds.get("aten::add")
         if place is None:
             return None, relu
-        return ValueReader(self.walker, _other(chain[place], chain[place - 1].node), chain[0].level), relu
+        return Reader(self.walker, _other(chain[place], chain[place - 1].node), chain[0].level), relu
 
     def _named(self, work: Work) -> dict[str, Any]:
         return {name: self._resolve(arg, work, name) for name, arg in work.args.items()}
@@ -107,7 +98,7 @@ class Maker:
         """An argument as something to read: values cut to their level's units, sizes filled in."""
         size = self.slots.get((work.node, name, item))
         if size is not None:
-            return SizeReader(self.walker, size)
+            return Units(self.walker, size)
         if isinstance(arg, (list, tuple)):
             return [self._resolve(a, work, name, i) for i, a in enumerate(arg)]
         if not isinstance(arg, fx.Node):
@@ -116,4 +107,4 @@ class Maker:
             convolves = work.contracts is not None or work.kind.startswith("aten::conv")
             rounded = convolves and work.node is not self.walker.tree.output
             return StateReader(self.walker, arg, self.walker.axes_of(arg), self.walker.dtype if rounded else None)
-        return ValueReader(self.walker, arg, work.level)
+        return Reader(self.walker, arg, work.level)

@@ -13,7 +13,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, fx
 
-from bcnet.accel.enumeration.computations import Stacking
+from bcnet.accel.enumeration.level import Stacking
 from bcnet.accel.enumeration.maker import Maker
 from bcnet.accel.enumeration.prefix_tree import Tree
 from bcnet.errors import BcnetError
@@ -168,7 +168,7 @@ class Walker:
 
 def _fused_maker() -> type[Maker]:
     try:
-        from bcnet.accel.enumeration.gpu_computations import FusedMaker
+        from bcnet.accel.enumeration.gpu_level import FusedMaker
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise

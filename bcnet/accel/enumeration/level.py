@@ -60,7 +60,7 @@ class PerUnits:
         return self._made[key]
 
 
-class ValueReader:
+class Reader:
     """A value of the graph as a level sees it: cut to the units chosen since it was computed."""
 
     def __init__(self, walker: Walker, node: fx.Node, level: int):
@@ -110,7 +110,7 @@ class StateReader:
         return sliced(self.tensor, self.axes, self.walker.units, self.walker.widest, self.walker.side)
 
 
-class SizeReader:
+class Units:
     """A size constant of the graph at the current units."""
 
     def __init__(self, walker: Walker, size: Size):
@@ -171,7 +171,7 @@ class GraphCall(Computation):
 class Same(Computation):
     """Dropout in evaluation."""
 
-    def __init__(self, walker: Walker, work: Work, x: ValueReader):
+    def __init__(self, walker: Walker, work: Work, x: Reader):
         super().__init__(walker, [work])
         self.x = x
 
@@ -187,7 +187,7 @@ class Normalisation(Computation):
     """Batch norm with the statistics of this batch, an addition and ReLU where these follow."""
 
     def __init__(
-        self, walker: Walker, works: Sequence[Work], args: Mapping[str, Any], other: ValueReader | None, relu: bool
+        self, walker: Walker, works: Sequence[Work], args: Mapping[str, Any], other: Reader | None, relu: bool
     ):
         super().__init__(walker, works)
         self.x, self.weight, self.bias = args["input"], args["weight"], args["bias"]
@@ -343,6 +343,6 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def read(arg: Any) -> Any:
-    if isinstance(arg, (ValueReader, StateReader, SizeReader)):
+    if isinstance(arg, (Reader, StateReader, Units)):
         return arg.read()
     return [read(a) for a in arg] if isinstance(arg, list) else arg

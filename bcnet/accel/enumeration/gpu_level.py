@@ -16,17 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bcnet.accel.enumeration.computations import (
-    Computation,
-    Dense,
-    Part,
-    PerUnits,
-    Stacking,
-    StateReader,
-    ValueReader,
-    cut,
-    read,
-)
+from bcnet.accel.enumeration.level import Computation, Dense, Part, PerUnits, Reader, Stacking, StateReader, cut, read
 from bcnet.accel.enumeration.maker import Maker
 from bcnet.accel.enumeration.prefix_tree import Work
 from bcnet.accel.kernels import enum_conv as gpu_conv
@@ -138,7 +128,7 @@ class Normed(Stacking):
         walker: Any,
         chain: Sequence[Work],
         layers: tuple[Dense, dict[str, Any]],
-        around: tuple[ValueReader | None, bool],
+        around: tuple[Reader | None, bool],
     ):
         super().__init__(walker, chain)
         self.dense, self.norm = layers
