@@ -20,7 +20,7 @@ import numpy as np
 
 from bcnet.bench.correlation import correlations
 from bcnet.bench.predictors import PREDICTORS, predicted
-from bcnet.bench.rank import added, by_log_width
+from bcnet.bench.rank import additive_scores, by_log_width
 from bcnet.bench.table import ChannelBench
 from bcnet.utils.provenance import origin
 
@@ -60,7 +60,9 @@ def add_log_width(data: dict[str, Any], folder: Path) -> None:
     for r in (*data["experiments"], *data["tried"]):
         held_out, table = r["held_out"], tables[r["space"]]
         if "effects" in held_out:
-            held_out["law"] = by_log_width(added(held_out["effects"], table.widths), table, np.arange(len(table)))
+            held_out["law"] = by_log_width(
+                additive_scores(held_out["effects"], table.widths), table, np.arange(len(table))
+            )
 
 
 FAN_OUT = ("e27ea6b", "315dc73")

@@ -219,13 +219,13 @@ def check_supernet(space: NetworkSpace, widths: np.ndarray, inputs: Inputs) -> N
     many = batch(inputs, 2, noise=0.3)
     given = many[0] if len(many) == 1 else many
     for side in net.sides:
-        plan = net.plan(widths, side)
-        stats = net.statistics(plan, given, net.views(plan))
+        selection = net.select(widths, side)
+        stats = net.statistics(selection, given, net.views(selection))
         network = space.build(widths, weights_of=net, side=side)
         for name, buffer in network.named_buffers():
             if name in stats:
                 buffer.copy_(stats[name])
-        path = _Path(net, plan, stats, len(many))
+        path = _Path(net, selection, stats, len(many))
         agree(path, network, many, f"its {side} path differs from the network built of it", space.output)
 
 
@@ -233,13 +233,13 @@ def check_gradients(space: NetworkSpace, widths: np.ndarray, inputs: Inputs, row
     """A path of the supernet learns as the network built of its weights, or tracing has said that it does not."""
     net = Supernet(space, "bcv2")
     randomise(net)
-    network, plan, many = space.build(widths, weights_of=net), net.plan(widths), batch(inputs, 2, noise=0.3)
-    stats = net.statistics(plan, many[0] if len(many) == 1 else many, net.views(plan))
+    network, selection, many = space.build(widths, weights_of=net), net.select(widths), batch(inputs, 2, noise=0.3)
+    stats = net.statistics(selection, many[0] if len(many) == 1 else many, net.views(selection))
     with torch.no_grad():
         for name, buffer in network.named_buffers():
             if name in stats:
                 buffer.copy_(stats[name])
-    path, axes = _Path(net, plan, stats, len(many)), space.coupling.axes
+    path, axes = _Path(net, selection, stats, len(many)), space.coupling.axes
     names = [name for name, p in network.named_parameters() if p.requires_grad]
     for exact in (False, True):  # in double precision where rounding could explain a difference
         try:
@@ -253,7 +253,7 @@ def check_gradients(space: NetworkSpace, widths: np.ndarray, inputs: Inputs, row
             return "not comparable: its own are not finite"
         found = gradients(path, dict(net.named_parameters()), names, many, space.output)
         for name in set(names) & set(axes):
-            found[name] = sliced(found[name], axes[name], plan.units, net.total_units, plan.side)
+            found[name] = sliced(found[name], axes[name], selection.units, net.total_units, selection.side)
         usual = float(np.median([float(g.abs().max()) for g in own.values() if g.numel()] or [0.0]))
         differ = [name for name in names if not close(found[name], own[name], usual)]
         if not differ:
@@ -286,13 +286,13 @@ def close(found: Tensor, own: Tensor, usual: float) -> bool:
 class _Path(nn.Module):
     """One path of a supernet, as a network."""
 
-    def __init__(self, net: Supernet, plan: Any, stats: dict[str, Tensor], inputs: int):
+    def __init__(self, net: Supernet, selection: Any, stats: dict[str, Tensor], inputs: int):
         super().__init__()
-        self.net, self.plan, self.many = net, plan, inputs > 1
+        self.net, self.selection, self.many = net, selection, inputs > 1
         for name, value in stats.items():
             self.register_buffer(name.replace(".", "/"), value)
 
     def forward(self, *inputs: Tensor) -> Any:
         stats = {name.replace("/", "."): value for name, value in self._buffers.items() if value is not None}
         given = inputs if self.many else inputs[0]
-        return self.net.run(self.plan, given, self.net.views(self.plan), stats)
+        return self.net.run(self.selection, given, self.net.views(self.selection), stats)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bcnet.run import serialization
 from bcnet.run.folder import _digest_of
-from bcnet.search.rows import add_up, row_digest
+from bcnet.search.rows import row_digest, sum_of_digests
 
 
 def change_bytes(rng: random.Random, folder: Path, path: Path, good: bytes) -> None:
@@ -104,7 +104,7 @@ def change_cells(rng: random.Random, folder: Path, path: Path, good: bytes) -> N
         for row in trials:
             connection.execute("UPDATE trials SET digest = ? WHERE number = ?", (row_digest(row[:-1]), row[0]))
         settings = connection.execute("SELECT key, value FROM settings WHERE key NOT IN ('sum', 'version')").fetchall()
-        total = add_up([*(row_digest(row[:-1]) for row in trials), *map(row_digest, settings)])
+        total = sum_of_digests([*(row_digest(row[:-1]) for row in trials), *map(row_digest, settings)])
         connection.execute("UPDATE settings SET value = ? WHERE key = 'sum'", (json.dumps(total),))
 
 

@@ -42,6 +42,9 @@ from bcnet.run.targets import folder_name
 from bcnet.training import distributed
 from bcnet.utils.provenance import provenance
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+from tinyrun import NETWORK
+
 LONGEST = 300.0
 """Seconds in which a run must end."""
 GRACE = 60.0
@@ -49,18 +52,6 @@ GRACE = 60.0
 STOPS = 2
 """How often each run is stopped."""
 
-NETWORK = """
-from torch import nn
-
-def tiny():
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(8, 10),
-    )
-
-tiny.input_shape = (1, 8, 8)
-"""
 RECIPE: dict[str, Any] = {
     "data": "digits",
     "val_fraction": 0.2,

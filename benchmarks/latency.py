@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from scipy.stats import kendalltau
 
-from bcnet.latency.table import measure_networks, measure_table
+from bcnet.latency.compare import measure_side_by_side
+from bcnet.latency.table import measure_table
 from bcnet.latency.timing import TimingConfig
 from bcnet.models import MODELS, build
 from bcnet.space.network import trace
@@ -40,7 +41,7 @@ def measure(model: str, device: str, config: TimingConfig) -> dict[str, Any]:
     # From narrow to wide, so that latencies differ: shares of each random widths.
     shares = np.linspace(0.2, 1.0, count)[:, None]
     widths = np.maximum(space.min, (widths * shares).astype(np.int64) // 8 * 8)
-    found = measure_networks(space, table, list(widths), config)
+    found = measure_side_by_side(space, table, list(widths), config)
     measured, predicted = (np.array([getattr(m, k) for m in found]) for k in ("measured", "predicted"))
     flops = space.costs["flops"](widths)
     return {

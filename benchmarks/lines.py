@@ -19,7 +19,7 @@ ROOMS = [room.replace(".", "/") for room in test_architecture.ROOMS if room != "
 KINDS = ("lines", "code", "docstrings and comments", "blank")
 FEATURES = {
     "training and scoring by fused GPU kernels": ("accel/__init__.py", "accel/fused_step/*", "accel/kernels/[!e]*"),
-    "all configurations of a space at once, on a GPU": ("accel/enumeration/gpu_steps.py", "accel/kernels/enum_*"),
+    "all configurations of a space at once, on a GPU": ("accel/enumeration/gpu_level.py", "accel/kernels/enum_*"),
     "the same, and shared prefixes, by plain torch": ("accel/enumeration/[!g]*",),
     "the benchmark, its commands and its baselines": ("bench/*", "cli/bench/*", "supernet/meta.py", "supernet/tas.py"),
     "the report and the model card": ("report/*", "run/report.py", "run/card.py", "cli/report.py"),

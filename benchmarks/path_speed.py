@@ -38,9 +38,9 @@ Call = Callable[[], Any]
 
 def step_of_path(gradients: PathGradients, x: Tensor, y: Tensor, widths: Any) -> None:
     """As training does it: on views, whose gradients are added in place."""
-    plan = gradients.net.plan(widths, SIDE)
-    leaves = gradients.leaves(plan)
-    gradients.backward(F.cross_entropy(gradients.net.run(plan, x, leaves), y), [(plan, leaves)])
+    selection = gradients.net.select(widths, SIDE)
+    leaves = gradients.leaves(selection)
+    gradients.backward(F.cross_entropy(gradients.net.run(selection, x, leaves), y), [(selection, leaves)])
 
 
 @torch.no_grad()

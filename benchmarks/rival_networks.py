@@ -58,8 +58,8 @@ class Bench:
         options = LoadOptions(batch_size=100, eval_batch_size=1000)
         self.data = load_data("cluttered_digits", val_fraction=0.25, seed=seed, options=options)
         torch.manual_seed(seed)
-        source = load_model("zoo:cluttered_cnn")
-        self.full, self.space = source.model, source.space(groups=16)
+        loaded = load_model("zoo:cluttered_cnn")
+        self.full, self.space = loaded.model, loaded.space(groups=16)
         self.constraints = Constraints(self.space, self.space.costs, [BUDGET])
         retrain(self.full, self.data.train, Retraining(optimisation=FULL, seed=seed))
         self.batches = [batch for _, batch in zip(range(25), self.data.train.batches(0), strict=False)]

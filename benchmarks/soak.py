@@ -52,12 +52,17 @@ def write(path: Path, rank: int, processes: int, trials: int, told: Any) -> None
     told.put({"process": rank, "memory": readings})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None) -> argparse.Namespace:
+    """The options of a soak test."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=100_000)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments(__doc__)
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="bcnet-soak-") as place:
         path, told = Path(place) / "trials.sqlite", context.Queue()

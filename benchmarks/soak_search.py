@@ -9,7 +9,6 @@ search that scores by itself.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from soak import READINGS, memory
+from soak import READINGS, arguments, memory
 
 from bcnet.search import SearchConfig, SearchProgress, SearchResult, TrialStore, search
 from bcnet.space.cost import QuadraticCost
@@ -71,11 +70,7 @@ def plain(result: SearchResult) -> list[Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=100_000)
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__)
     with tempfile.TemporaryDirectory(prefix="bcnet-soak-") as place:
         folder = Path(place)
         start = time.monotonic()

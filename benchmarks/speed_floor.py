@@ -34,7 +34,7 @@ Pass = tuple[str, str, int]
 
 def shapes(space: NetworkSpace, program: Program) -> dict[int, int]:
     """Elements of each value, for one image; a value of the program is the first of the graph with its number."""
-    found, number = {program.source: prod(space.example[0].shape[1:])}, {}
+    found, number = {program.input: prod(space.example[0].shape[1:])}, {}
     nodes = [n for n in space.graph.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     for node in nodes:
         number[node.name] = prod(node.meta["val"].shape[1:])
@@ -64,7 +64,7 @@ def passes(program: Program, size: dict[int, int]) -> Iterator[Pass]:
             kind = "depthwise" if layer.depthwise else "1x1" if layer.product else "dense"
             yield "forwards", kind, x + y
             together = layer.weight in program.summed  # input and weight in one kernel
-            first = layer.x == program.source
+            first = layer.x == program.input
             yield "backwards", kind, y + x + (0 if first else x if together else y + x)
 
 

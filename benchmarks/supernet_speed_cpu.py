@@ -30,9 +30,9 @@ def one_pass(run: Callable[[], torch.Tensor], y: torch.Tensor) -> None:
 
 def one_path(gradients: PathGradients, x: torch.Tensor, y: torch.Tensor, widths: Any) -> None:
     """As training does it: on views, whose gradients are added in place."""
-    plan = gradients.net.plan(widths, "right")
-    leaves = gradients.leaves(plan)
-    gradients.backward(F.cross_entropy(gradients.net.run(plan, x, leaves), y), [(plan, leaves)])
+    selection = gradients.net.select(widths, "right")
+    leaves = gradients.leaves(selection)
+    gradients.backward(F.cross_entropy(gradients.net.run(selection, x, leaves), y), [(selection, leaves)])
 
 
 def alternate(calls: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:

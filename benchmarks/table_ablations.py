@@ -22,7 +22,7 @@ from intervals import interval
 from numpy.typing import NDArray
 from search import found_after
 
-from bcnet.bench.ablate import figure, summary
+from bcnet.bench.ablate import chart, summary
 from bcnet.bench.correlation import kendall
 from bcnet.bench.table import ChannelBench
 from bcnet.search import PathLosses, SearchConfig, search
@@ -209,7 +209,7 @@ def main() -> None:
     data = json.loads(args.out.read_text()) if args.out.exists() else {"rows": []}
     args.out.with_suffix(".md").write_text(page(data))
     if data["rows"]:
-        args.out.with_suffix(".svg").write_text(figure(summary(variants(data["rows"], data["seeds"]))))
+        args.out.with_suffix(".svg").write_text(chart(summary(variants(data["rows"], data["seeds"]))))
 
 
 if __name__ == "__main__":

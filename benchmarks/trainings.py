@@ -29,7 +29,7 @@ from bcnet.data import LoadOptions, load_data
 from bcnet.data.device import TrainSource
 from bcnet.models.load import load_model
 from bcnet.training.optim import Optimisation
-from bcnet.training.retraining import Retraining, evaluate, open_training
+from bcnet.training.retraining import Retrainer, Retraining, evaluate
 from bcnet.utils.provenance import provenance
 
 TIMED = 60
@@ -200,7 +200,7 @@ def _opened(job: Job, short: bool = False) -> tuple[Any, Any, list[str]]:
     source = whole.data.train(whole.options, job.seed)
     recipe = Optimisation(**{"bf16": on_gpu, **job.recipe})
     config = Retraining(recipe, seed=job.seed)
-    loop = open_training(network, _Short(source) if short else source, config, fast=fast if job.fused else None)
+    loop = Retrainer(network, _Short(source) if short else source, config, fast=fast if job.fused else None)
     return network, loop, engine
 
 

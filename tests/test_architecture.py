@@ -111,6 +111,24 @@ def test_the_design_names_what_there_is() -> None:
     assert not [name for name in sorted(named) if not any(other.endswith(f".{name}") for other in known)]
 
 
+def types_defined() -> dict[str, list[str]]:
+    """Public classes and type aliases of the package, each with the modules that define it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            name = node.name if isinstance(node, ast.ClassDef) else getattr(target, "id", "")
+            if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
+                found.setdefault(name, []).append(path.relative_to(PACKAGE).as_posix())
+    return found
+
+
+def test_a_type_has_one_name_and_a_name_one_type() -> None:
+    found = types_defined()
+    assert len(found) > 200
+    assert not {name: places for name, places in found.items() if len(places) > 1}
+
+
 def test_tests_lie_in_the_rooms_they_test() -> None:
     tests = PACKAGE.parent / "tests"
     rooms = {room.partition(".")[0] for room in ROOMS} | {"helpers", "benchmarks"}

@@ -220,7 +220,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def figure(found: Sequence[Mapping[str, Any]]) -> str:
+def chart(found: Sequence[Mapping[str, Any]]) -> str:
     """Every variant as a dot with its interval, one below the other, as an SVG image; without a dot where it found
     nothing within the budget."""
     known = [row for row in found if row["mean"] is not None]

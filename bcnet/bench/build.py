@@ -200,8 +200,8 @@ def _over_ray(config: BuildConfig, todo: list[Job]) -> Iterator[tuple[Job, dict[
 def _space(config: BuildConfig) -> Any:
     from bcnet.models.load import load_model
 
-    source = load_model(config.model)
-    return source.space(groups=config.groups, base=config.base, ignore=config.ignore)
+    loaded = load_model(config.model)
+    return loaded.space(groups=config.groups, base=config.base, ignore=config.ignore)
 
 
 @cache

@@ -16,7 +16,7 @@ DRAWS = 16
 
 
 class Correlations(TypedDict):
-    """All three, each in -1..1."""
+    """All three coefficients, each in -1..1."""
 
     pearson: float
     spearman: float

@@ -13,7 +13,7 @@ from bcnet.space.widths import WidthSpace
 from bcnet.utils.files import clear_errors, digest, user_cache, write_file
 
 REPOSITORY = "https://github.com/xiusu/Channel-Bench-Macro"
-SOURCE = "https://raw.githubusercontent.com/xiusu/Channel-Bench-Macro/HEAD"
+URL = "https://raw.githubusercontent.com/xiusu/Channel-Bench-Macro/HEAD"
 FOLDER_VARIABLE = "CHANNEL_BENCH_DIR"
 TIMEOUT_SECONDS = 30
 MAX_DOWNLOAD = 64 * 2**20
@@ -45,7 +45,7 @@ def find_table(space: BenchSpace, path: str | os.PathLike[str] | None = None) ->
     return cached
 
 
-def fetch(space: str | WidthSpace, folder: str | os.PathLike[str] | None = None, source: str = SOURCE) -> Path:
+def fetch(space: str | WidthSpace, folder: str | os.PathLike[str] | None = None, url: str = URL) -> Path:
     """Downloads the released table of a space into ``folder`` (the user cache) and returns its file.
 
     A file that is there and is the released one is kept; any other of its name is replaced. Nothing is
@@ -59,11 +59,11 @@ def fetch(space: str | WidthSpace, folder: str | os.PathLike[str] | None = None,
     with clear_errors(str(target)):
         if target.is_file() and digest(target.read_bytes()) == wanted.sha256:
             return target
-        content = _download(f"{source}/{wanted.file}")
+        content = _download(f"{url}/{wanted.file}")
         found = digest(content)
         if found != wanted.sha256:
             raise BcnetError(
-                f"{source}/{wanted.file} is not the released table (SHA-256 {found[:12]}, expected "
+                f"{url}/{wanted.file} is not the released table (SHA-256 {found[:12]}, expected "
                 f"{wanted.sha256[:12]}), so nothing was written: get the file from {REPOSITORY} "
                 f"and name it with --table"
             )

@@ -57,7 +57,7 @@ class RankConfig:
     ``model``, as the command line names it, is a network of your own with ``groups`` candidates per variable, for
     which ``bcnet bench build`` made a table; ``space`` is then a name for it.
     ``images`` are scored of the held-out part and, with ``on_test``, of the test set each (0: all), in batches of
-    ``score_batch`` (0: the data's own) whose statistics a path uses; with ``recalibrate``, the statistics of so many
+    ``score_batch`` (0: the data's own) whose statistics a path uses; with ``recalibrate``, the statistics of that many
     training batches instead (the paper's authors: 20), of ``networks`` drawn at random (0: of all, which is slow, as
     no work can be shared; so it is with MetaPruning, ``meta``, whose paths have weights of their own). ``average`` also
     scores the mean of logits.
@@ -136,8 +136,8 @@ def bench_space(config: RankConfig) -> NetworkSpace:
     """The network of an experiment, traced, with its candidates: the benchmark's have four per variable."""
     from bcnet.models.load import load_model
 
-    source = load_model(config.model or f"zoo:{RELEASED[config.space].network}")
-    return source.space(groups=config.groups, base=config.base)
+    loaded = load_model(config.model or f"zoo:{RELEASED[config.space].network}")
+    return loaded.space(groups=config.groups, base=config.base)
 
 
 def rank(
@@ -285,7 +285,7 @@ def _compare(scores: AllScores, table: ChannelBench, rows: NDArray[np.int64]) ->
     found["regret"] = _regrets(readings["accuracy"], truth, table.costs["flops"][rows])
     widths = table.widths[rows]
     found["effects"] = _effects(100 * readings["accuracy"], truth, table.space.variables, widths)
-    found["additive"] = correlations(added(found["effects"], widths), truth)
+    found["additive"] = correlations(additive_scores(found["effects"], widths), truth)
     found["log_width"] = by_log_width(readings["accuracy"], table, rows)
     found["log_width_by_loss"] = by_log_width(readings["loss"], table, rows)
     found["mean"] = {"accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
@@ -320,7 +320,7 @@ def by_log_width(score: Floats, table: ChannelBench, rows: NDArray[np.int64]) ->
     return {**correlations(guess, truth), "regret": _regrets(guess, truth, table.costs["flops"][rows])}
 
 
-def added(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> Floats:
+def additive_scores(found: list[dict[str, Any]], widths: NDArray[np.int64]) -> Floats:
     """Scores without interactions, and so nearly without noise: the sum of what each variable's candidate is worth."""
     columns = zip(found, widths.T, strict=True)
     total: Floats = sum(np.array(e["score"])[np.searchsorted(e["candidates"], c)] for e, c in columns)

@@ -25,7 +25,7 @@ FIELDS = ("acc", "std", *COSTS, "mean")
 MEAN_TOLERANCE = 0.01
 
 
-def spread(acc: Floats) -> Floats:
+def deviation(acc: Floats) -> Floats:
     """The standard deviation over the seeds of ``acc`` (n, S) with S - 1 degrees of freedom, 0 for one seed: (n,)."""
     return acc.std(axis=1, ddof=1) if acc.shape[1] > 1 else np.zeros(len(acc))
 
@@ -33,7 +33,7 @@ def spread(acc: Floats) -> Floats:
 def dump(space: BenchSpace, acc: Floats, costs: Mapping[str, NDArray[np.int64]]) -> bytes:
     """Accuracies (n, S) and costs (n,) in the order of the index as the text of a table."""
     keys = space.keys(np.arange(space.size)).tolist()
-    columns = (acc, spread(acc), *(costs[name] for name in COSTS), acc.mean(axis=1))
+    columns = (acc, deviation(acc), *(costs[name] for name in COSTS), acc.mean(axis=1))
     rows = zip(*(column.tolist() for column in columns), strict=True)
     entries = {key: dict(zip(FIELDS, row, strict=True)) for key, row in zip(keys, rows, strict=True)}
     return json.dumps(entries, allow_nan=False).encode()

@@ -49,7 +49,7 @@ class ChannelBench:
         self.widths = self.space.all_widths()
         self.acc = _accuracies(acc, self.space)
         self.mean: Floats = self.acc.mean(axis=1)
-        self.std: Floats = schema.spread(self.acc)
+        self.std: Floats = schema.deviation(self.acc)
         self.costs: dict[str, NDArray[Any]] = {}
         self.path: Path | None = None
         self.sha256: str | None = None

@@ -25,9 +25,9 @@ def balance(
     """Find widths within a budget at once, without training: a width counts as much as it has layers (experimental)."""
     from bcnet.search import Constraints, LogWidthModel
 
-    source = load(model, input_shape)
+    loaded = load(model, input_shape)
     with one_line_warnings():
-        space = source.space(groups=groups, base=base, round_to=round_to, ignore=ignore or (), squeeze=squeeze)
+        space = loaded.space(groups=groups, base=base, round_to=round_to, ignore=ignore or (), squeeze=squeeze)
     constraints = Constraints(space, space.costs, budget)
     constraints.check()
     uniform, balanced = constraints.uniform(), LogWidthModel.balanced(space).best(constraints)
@@ -37,11 +37,11 @@ def balance(
         "balanced": costs_of(space, balanced),
     }
     if as_json:
-        print_json({"model": source.spec, "widths": balanced, "uniform": uniform, "costs": costs})
+        print_json({"model": loaded.spec, "widths": balanced, "uniform": uniform, "costs": costs})
         return
     budgets = ", ".join(b.text for b in constraints.budgets)
     table(
-        f"{source.spec} within {budgets}, for one input of {by(source.input_shape)}",
+        f"{loaded.spec} within {budgets}, for one input of {by(loaded.input_shape)}",
         ["", "variable", "layers", *costs],
         [
             (i, v.name, len(v.layers), v.max, int(u), int(b))

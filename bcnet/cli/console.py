@@ -82,7 +82,7 @@ def _refused(error: OSError) -> str:
 
 
 def _leave_quietly() -> NoReturn:
-    """Whoever read the output, such as `head`, wants no more of it."""
+    """Exit without a word: whatever read the output, such as `head`, wants no more of it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
 

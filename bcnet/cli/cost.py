@@ -21,18 +21,18 @@ def cost(
 ) -> None:
     """Count the FLOPs, parameters and memory of a network at given widths."""
     given = read_widths(widths)
-    source = load(model, input_shape)
+    loaded = load(model, input_shape)
     with one_line_warnings():
-        space = source.space(ignore=ignore or (), squeeze=squeeze)
+        space = loaded.space(ignore=ignore or (), squeeze=squeeze)
     chosen = space.check(ordered(given, space.names) if isinstance(given, dict) else given)
     full = costs_of(space, space.max)
     costs = costs_of(space, chosen)
     ratio = {name: costs[name] / full[name] for name in costs}
     if as_json:
-        print_json({"model": source.spec, "widths": chosen, **costs, "full": full, "ratio": ratio})
+        print_json({"model": loaded.spec, "widths": chosen, **costs, "full": full, "ratio": ratio})
         return
     table(
-        f"{source.spec} at {len(chosen)} given widths, for one input of {by(source.input_shape)}",
+        f"{loaded.spec} at {len(chosen)} given widths, for one input of {by(loaded.input_shape)}",
         ["cost", "at these widths", "full network", "ratio"],
         [(TITLES[name], costs[name], full[name], f"{ratio[name]:.4f}") for name in costs],
     )

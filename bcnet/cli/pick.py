@@ -34,13 +34,13 @@ def pick(
     from bcnet.run import pipeline
     from bcnet.run.folder import RunFolder
     from bcnet.run.recipe import PYTHON
-    from bcnet.utils.progress import shown
+    from bcnet.utils.progress import terminal_listener
 
     if RunFolder.open(run).recipe.model == PYTHON:
         call = f"bcnet.slim(..., out={str(run)!r}).pick({budget!r:.40})"
         raise BcnetError(f"{run} was made from Python, and so is what is picked from it: {call}")
     parent = open_run(run, device, trust)
-    with interruptible("go on with the same command"), shown() as screen, parent.lock():
+    with interruptible("go on with the same command"), terminal_listener() as screen, parent.lock():
         parent.listener = screen
         target = pipeline.pick(parent, budget, None if widths is None else _read(widths, parent))
     print_run(target, "report", as_json)

@@ -118,7 +118,7 @@ def run(
     if model is None:
         require_trust(named, trust)
     backend = [] if latency_backend is None else [f"latency.backend={latency_backend}"]
-    chosen = changed(with_effort(named, effort), changes, [*backend, *(settings or [])])
+    chosen = with_options(with_effort(named, effort), changes, [*backend, *(settings or [])])
     if plan:
         print_plan(chosen, device, as_json)
         return
@@ -155,7 +155,7 @@ def _create(run: Run, recipe: Recipe) -> None:
 
 
 def _refuse_changes(context: typer.Context) -> None:
-    """What a run does cannot be said anew once it has begun."""
+    """Refuse options that would change what a run does: that is settled once it has begun."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in ON_RESUME:
@@ -178,7 +178,7 @@ def _named(model: str | None, data: str | None, recipe: str | None) -> Recipe:
     return Recipe(model=model, data=data)
 
 
-def changed(recipe: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
+def with_options(recipe: Recipe, options: dict[str, Any], settings: list[str]) -> Recipe:
     """``recipe`` with what the command line says; files and folders by their full path, so that it works anywhere."""
     content = recipe.to_dict()
     given = {key: value for key, value in options.items() if value is not None}

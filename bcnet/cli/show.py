@@ -25,21 +25,21 @@ def show(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Show which widths of a network can vary, the layers that share each, and the range of its costs."""
-    source = load(model, input_shape)
+    loaded = load(model, input_shape)
     with one_line_warnings():
-        space = source.space(groups=groups, base=base, round_to=round_to, ignore=ignore or (), squeeze=squeeze)
+        space = loaded.space(groups=groups, base=base, round_to=round_to, ignore=ignore or (), squeeze=squeeze)
         own_class = space.own_class
     if as_json:
-        print_json(_report(source, space) | {"own_class": own_class})
+        print_json(_report(loaded, space) | {"own_class": own_class})
     else:
-        _print_space(source, space, own_class)
+        _print_space(loaded, space, own_class)
 
 
-def _report(source: LoadedModel, space: NetworkSpace) -> dict[str, Any]:
+def _report(loaded: LoadedModel, space: NetworkSpace) -> dict[str, Any]:
     low, high = costs_of(space, space.min), costs_of(space, space.max)
     return {
-        "model": source.spec,
-        "input": source.input_shape,
+        "model": loaded.spec,
+        "input": loaded.input_shape,
         "variables": [
             {"name": v.name, "candidates": v.candidates, "layers": v.layers, "unit": v.unit} for v in space.variables
         ],
@@ -51,11 +51,11 @@ def _report(source: LoadedModel, space: NetworkSpace) -> dict[str, Any]:
     }
 
 
-def _print_space(source: LoadedModel, space: NetworkSpace, own_class: bool) -> None:
+def _print_space(loaded: LoadedModel, space: NetworkSpace, own_class: bool) -> None:
     out = console()
     low, high = costs_of(space, space.min), costs_of(space, space.max)
     table(
-        f"{source.spec}: {len(space)} width variables, for one input of {by(source.input_shape)}",
+        f"{loaded.spec}: {len(space)} width variables, for one input of {by(loaded.input_shape)}",
         ["", "variable", "candidates", "layers that share it"],
         [(i, v.name, _candidates(v.candidates), _layers(v.layers[1:])) for i, v in enumerate(space.variables, 1)],
     )
@@ -65,7 +65,7 @@ def _print_space(source: LoadedModel, space: NetworkSpace, own_class: bool) -> N
         [(TITLES[name], low[name], high[name], f"{low[name] / high[name]:.4f}") for name in low],
     )
     table("Layers that keep their width", ["layer", "because"], space.fixed)
-    kind = type(source.model).__name__
+    kind = type(loaded.model).__name__
     built = f"the class {kind} itself" if own_class else f"the exported graph of {kind}, without its Python code"
     out.print(f"Networks at other widths are built from {built}.", soft_wrap=True)
     out.print(f"{space.reducible_flops:.1%} of the FLOPs can be reduced.", soft_wrap=True)
@@ -76,7 +76,7 @@ def _count(number: int) -> str:
 
 
 def _candidates(widths: Sequence[int]) -> str:
-    """Few enough to read, all of them counted."""
+    """The candidates as text: some of them where there are many, and how many there are."""
     texts = [f"{c}" for c in widths]
     shown = texts if len(texts) <= 6 else [*texts[:3], "...", *texts[-2:]]
     return f"{', '.join(shown)} ({len(texts)})"

@@ -48,7 +48,7 @@ def stage_command(name: str) -> Callable[..., None]:
 
 
 def open_run(folder: Path, device: str | None, trust: bool) -> Run:
-    """A run that was begun before, on this machine or on a stranger's."""
+    """A run that was begun before, on this machine or on somebody else's."""
     from bcnet.run.folder import RunFolder
     from bcnet.run.session import Run
 
@@ -58,7 +58,7 @@ def open_run(folder: Path, device: str | None, trust: bool) -> Run:
 
 
 def require_trust(recipe: Recipe, trust: bool) -> None:
-    """A :class:`BcnetError` where a recipe names a Python file, which to run the user has not agreed to."""
+    """Raise a :class:`BcnetError` where a recipe names a Python file that the user has not agreed to run."""
     if recipe.python_file is not None and not trust:
         raise BcnetError(f"this would run the Python file {recipe.python_file}: add --trust if you know what it does")
 
@@ -68,10 +68,10 @@ def work(run: Run, until: str, as_json: bool, *, again: bool = False, log: str =
     from bcnet.run.pipeline import run_stages
     from bcnet.run.plan import tell_plan
     from bcnet.training import distributed
-    from bcnet.utils.progress import Listener, TensorBoard, shown
+    from bcnet.utils.progress import Listener, TensorBoard, terminal_listener
 
     first = distributed.main_process()
-    screens = shown() if first else nullcontext(Listener())
+    screens = terminal_listener() if first else nullcontext(Listener())
     how = f"go on with `bcnet run --resume {_there(run)}`"
     with interruptible(how), screens as screen, run.lock():
         run.listener = TensorBoard(screen, run.path(log)) if log and first else screen
@@ -84,7 +84,7 @@ def work(run: Run, until: str, as_json: bool, *, again: bool = False, log: str =
 
 
 def print_run(run: Run, until: str, as_json: bool) -> None:
-    """What a run has come to, for people or as JSON."""
+    """Print what a run has come to, for people or as JSON."""
     if as_json:
         print_json(_summary(run))
     else:

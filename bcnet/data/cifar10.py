@@ -27,7 +27,7 @@ STD = (0.2470 * 255, 0.2435 * 255, 0.2616 * 255)
 CLASSES = 10
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-Rows = NDArray[np.uint8]
+Records = NDArray[np.uint8]
 _ROW = 1 + 3 * 32 * 32
 _DIGEST = 32
 _MOST_ROWS = 10**6
@@ -56,7 +56,7 @@ def read_cifar10(folder: Path) -> ImageSet:
     )
 
 
-def _parts(folder: Path, train: list[str], test: list[str], read: Callable[[Path], Rows]) -> ImageSet:
+def _parts(folder: Path, train: list[str], test: list[str], read: Callable[[Path], Records]) -> ImageSet:
     for name in train + test:
         if not (folder / name).is_file():
             raise BcnetError(f"CIFAR-10 in {folder} is incomplete: {name} is missing")
@@ -72,12 +72,12 @@ def _parts(folder: Path, train: list[str], test: list[str], read: Callable[[Path
     )
 
 
-def _unpack(parts: list[Rows]) -> Labelled:
+def _unpack(parts: list[Records]) -> Labelled:
     rows = np.concatenate(parts)
     return Labelled(rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64))
 
 
-def _pack(images: Rows, labels: list[Any], path: Path) -> Rows:
+def _pack(images: Records, labels: list[Any], path: Path) -> Records:
     """Images (n, 3072) and labels (n) as rows (n, 3073)."""
     if not all(isinstance(label, int) and abs(label) < 2**31 for label in labels):
         raise BcnetError(f"{path} has labels that are not whole numbers")
@@ -95,7 +95,7 @@ def _check_labels(labels: NDArray[Any], path: Path) -> None:
         raise BcnetError(f"{path}: {error}") from None
 
 
-def _read_binary(path: Path) -> Rows:
+def _read_binary(path: Path) -> Records:
     values = np.fromfile(path, dtype=np.uint8)
     if not len(values) or len(values) % _ROW:
         raise BcnetError(f"{path} is not a whole number of CIFAR-10 records of {_ROW:,} bytes: download it again")
@@ -154,7 +154,7 @@ def _check_memo(data: bytes) -> None:
             raise pickle.UnpicklingError("it asks for more memory than it can need")
 
 
-def _read_pickled(path: Path) -> Rows:
+def _read_pickled(path: Path) -> Records:
     try:
         pickled = read_regular(path)
         _check_memo(pickled)
@@ -170,8 +170,8 @@ def _read_pickled(path: Path) -> Rows:
     return _pack(data.values, labels, path)
 
 
-def _read_parquet(path: Path) -> Rows:
-    """Rows of a parquet file with columns img {bytes, path} and label, decoded once and then from the cache."""
+def _read_parquet(path: Path) -> Records:
+    """Records of a parquet file with columns img {bytes, path} and label, decoded once and then from the cache."""
     stat = path.stat()
     identity = f"1 {path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     name = f"cifar10-{hashlib.sha256(identity.encode()).hexdigest()[:24]}.rows"
@@ -190,7 +190,7 @@ def _read_parquet(path: Path) -> Rows:
     return rows
 
 
-def _read_cached(path: Path) -> Rows | None:
+def _read_cached(path: Path) -> Records | None:
     """Decoded rows, stored after their digest; None where they are not what was written."""
     try:
         data = read_regular(path)
@@ -202,7 +202,7 @@ def _read_cached(path: Path) -> Rows | None:
     return np.frombuffer(values, dtype=np.uint8).reshape(-1, _ROW)
 
 
-def _decode_parquet(path: Path) -> Rows:
+def _decode_parquet(path: Path) -> Records:
     try:
         import pyarrow
         import pyarrow.parquet

@@ -288,7 +288,7 @@ class LoaderSource:
 
 
 def check_labels(labels: Tensor | Index, classes: int) -> None:
-    """A :class:`BcnetError` where a label lies outside 0..classes-1."""
+    """Raise a :class:`BcnetError` where a label lies outside 0..classes-1."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise BcnetError(

@@ -59,8 +59,8 @@ def measure_side_by_side(
     compare with each other is then certain, whatever else the machine does."""
     networks = {str(i): space.build(row, weights_of=space.model).eval() for i, row in enumerate(rows)}
     found = compare_backend(networks, space.example[0], config)
-    guesses = table(np.stack(rows)).tolist()
+    predictions = table(np.stack(rows)).tolist()
     return [
-        Measured(tuple(row.tolist()), float(guess), 1e6 * found[str(i)], fitted=False)
-        for i, (row, guess) in enumerate(zip(rows, guesses, strict=True))
+        Measured(tuple(row.tolist()), float(predicted), 1e6 * found[str(i)], fitted=False)
+        for i, (row, predicted) in enumerate(zip(rows, predictions, strict=True))
     ]

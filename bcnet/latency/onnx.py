@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import logging
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from bcnet.errors import BcnetError, first_line
 from bcnet.space.state import duplicate
+from bcnet.utils.modes import quiet
 
 
 class OnnxNetwork(nn.Module):
@@ -90,18 +90,7 @@ def onnxruntime() -> Any:
         raise BcnetError(f'{error.name} is not installed: pip install "bcnet[onnx]"') from None
 
 
-@contextmanager
-def quiet_exports() -> Iterator[None]:
+def quiet_exports() -> AbstractContextManager[None]:
     """Keep torch's own remarks on exporting from the user, and the pages it logs where one way fails and another is
     tried."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch._guards", "torch._dynamo", "torch.export")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    return quiet(logging.CRITICAL, "torch.onnx", "torch._guards", "torch._dynamo", "torch.export")

@@ -77,7 +77,7 @@ class LatencyTable:
         return np.rint((parts @ self.weights) ** self.exponent).astype(np.int64)
 
     def parts(self, widths: Floats) -> Floats:
-        """One, nanoseconds of layers and activations in between, for widths (n, L): (n, 3)."""
+        """The three addends for widths (n, L): one, nanoseconds of layers, activations in between: (n, 3)."""
         ones = np.ones((len(widths), 1))
         given = np.hstack([ones, widths])
         layers = _bilinear(given @ self.row_forms.T, given @ self.column_forms.T, self.rows, self.columns, self.table)
@@ -103,7 +103,7 @@ class LatencyTable:
         scale = float(np.exp((y - slope * known).mean() / slope))
         bent = replace(self, weights=scale * self.weights, exponent=slope)
         told = zip((*taught, *unseen), bent(given).tolist(), strict=True)
-        networks = [replace(m, predicted=float(guess), fitted=i < len(taught)) for i, (m, guess) in enumerate(told)]
+        networks = [replace(m, predicted=float(ns), fitted=i < len(taught)) for i, (m, ns) in enumerate(told)]
         return replace(bent, networks=tuple(networks))
 
     @property
@@ -164,7 +164,7 @@ class LatencyTable:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of the graph; ``at(inputs, outputs)`` is its operation at so many channels."""
+    """A layer of the graph; ``at(inputs, outputs)`` is its operation at these numbers of channels."""
 
     name: str
     inputs: Size
@@ -206,20 +206,6 @@ def measure_table(
         return _calibrated(empty, space, timer, config, lambda done: _tell(told, TURNS * len(layers) + done, total))
 
 
-def measure_networks(
-    space: NetworkSpace, table: LatencyTable, widths: Sequence[ArrayLike], config: TimingConfig | None = None
-) -> list[Measured]:
-    """Build networks at ``widths`` and time them: what the table predicts, and what was measured."""
-    config = config or TimingConfig()
-    rows = np.stack([np.asarray(one) for one in widths])
-    with open_timer(config, next(space.model.parameters()).device) as timer:
-        times = _times(space, list(rows), timer, config.batch)
-    return [
-        Measured(tuple(one.tolist()), float(guess), float(time), fitted=False)
-        for one, guess, time in zip(rows, table(rows), times, strict=True)
-    ]
-
-
 def _calibrated(
     table: LatencyTable, space: NetworkSpace, timer: Timer, config: TimingConfig, told: Callable[[int], None]
 ) -> LatencyTable:
@@ -229,8 +215,8 @@ def _calibrated(
     parts = table.parts(np.stack(drawn).astype(np.float64))
     weights = nnls(parts[:FITTED] / times[:FITTED, None], np.ones(FITTED))[0]
     networks = tuple(
-        Measured(tuple(int(c) for c in widths), float(guess), float(time), fitted=i < FITTED)
-        for i, (widths, guess, time) in enumerate(zip(drawn, parts @ weights, times, strict=True))
+        Measured(tuple(int(c) for c in widths), float(predicted), float(time), fitted=i < FITTED)
+        for i, (widths, predicted, time) in enumerate(zip(drawn, parts @ weights, times, strict=True))
     )
     return replace(table, weights=weights, networks=networks)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from bcnet.models.architectures import InvertedArchitecture
 from bcnet.models.layers import Activation, Block, Layers, SqueezeExcite, conv_bn, finish
-from bcnet.models.plans import InvertedPlan
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class Inverted:
         return Block(nn.Sequential(body), nn.Identity() if shortcut else None)
 
 
-def build(plan: InvertedPlan, widths: Sequence[int], classes: int) -> nn.Sequential:
-    """The network of ``plan`` at ``widths``, one for each of the plan's variables: (n, 3, H, W) to (n, classes)."""
-    width, act = iter(widths), getattr(nn, plan.act)
+def build(architecture: InvertedArchitecture, widths: Sequence[int], classes: int) -> nn.Sequential:
+    """The network of ``architecture`` at ``widths``, one for each of its variables: (n, 3, H, W) to (n, classes)."""
+    width, act = iter(widths), getattr(nn, architecture.act)
     channels = next(width)
-    layers = Layers(stem=conv_bn(3, channels, 3, plan.stem_stride, act))
-    for i, stage in enumerate(plan.stages, 1):
+    layers = Layers(stem=conv_bn(3, channels, 3, architecture.stem_stride, act))
+    for i, stage in enumerate(architecture.stages, 1):
         blocks: list[nn.Module] = []
         outputs = 0
         for j, (kernel, expansion) in enumerate(stage.blocks):
             first = j == 0
             hidden = next(width) if expansion > 1 else 0
-            squeeze = next(width) if plan.squeeze else 0
+            squeeze = next(width) if architecture.squeeze else 0
             outputs = next(width) if first else outputs
             block = Inverted(channels, hidden, outputs, kernel, stage.stride if first else 1, squeeze, act)
             # By place, not by equal widths: ends of different variables may happen to be equal.

@@ -117,7 +117,7 @@ def _checked(shape: Any, what: str) -> Shape:
     return channels, height, width
 
 
-def _source(spec: str, model: nn.Module, shape: Shape, classes: int | None, **more: Any) -> LoadedModel:
+def _loaded(spec: str, model: nn.Module, shape: Shape, classes: int | None, **more: Any) -> LoadedModel:
     # Not zeros: without biases these would stay zero throughout the network and tell nothing about its widths.
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     parameter = next((p for p in model.parameters() if p.is_floating_point()), example)
@@ -128,7 +128,7 @@ def _from_zoo(name: str, shape: Shape | None, classes: int | None) -> LoadedMode
     entry = zoo.find(name)
     kept = tuple(v.name for v in entry.order if v.fixed)
     model = zoo.build(name, classes=classes)
-    return _source(f"zoo:{name}", model, shape or entry.input_shape, classes or entry.classes, kept=kept)
+    return _loaded(f"zoo:{name}", model, shape or entry.input_shape, classes or entry.classes, kept=kept)
 
 
 def _from_timm(name: str, shape: Shape | None, classes: int | None, pretrained: bool) -> LoadedModel:
@@ -138,7 +138,7 @@ def _from_timm(name: str, shape: Shape | None, classes: int | None, pretrained: 
     asked = {} if classes is None else {"num_classes": classes}
     model = _built(f"timm:{name}", lambda: timm.create_model(name, pretrained=pretrained, **asked), pretrained)
     shape = shape or _checked(model.default_cfg.get("input_size"), f"the input size of timm:{name}")
-    return _source(f"timm:{name}", model, shape, model.num_classes)
+    return _loaded(f"timm:{name}", model, shape, model.num_classes)
 
 
 def _from_torchvision(name: str, shape: Shape | None, classes: int | None, pretrained: bool) -> LoadedModel:
@@ -152,7 +152,7 @@ def _from_torchvision(name: str, shape: Shape | None, classes: int | None, pretr
     if pretrained and classes not in (None, _TORCHVISION_CLASSES):
         _replace_heads(model, classes)
     shape = shape or _TORCHVISION_SHAPES.get(name, (3, 224, 224))
-    return _source(f"torchvision:{name}", model, shape, classes or _TORCHVISION_CLASSES)
+    return _loaded(f"torchvision:{name}", model, shape, classes or _TORCHVISION_CLASSES)
 
 
 def _replace_heads(model: nn.Module, classes: int) -> None:
@@ -223,7 +223,7 @@ def _from_file(spec: str, shape: Shape | None) -> LoadedModel:
     if shape is None and declared is None:
         raise BcnetError(f"the input shape of {spec} is not known: pass --input C,H,W, or set {name}.input_shape")
     shape = shape or _checked(declared, f"the input_shape of {spec}")
-    return _source(spec, model, shape, classes if isinstance(classes, int) else None)
+    return _loaded(spec, model, shape, classes if isinstance(classes, int) else None)
 
 
 def _imported(path: Path) -> ModuleType:

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bcnet.errors import BcnetError, did_you_mean
-from bcnet.models import plans
-from bcnet.models.plans import Variable
+from bcnet.models import architectures
+from bcnet.models.architectures import Variable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class ZooModel:
     """A network of the zoo at full widths.
 
-    ``family`` is the module that builds it from its ``plan``. ``order`` has every width variable in order of first use
-    in the forward pass; ``widths`` and ``variables`` leave out the fixed ones (squeeze-and-excitation). ``flops`` are
-    multiply-accumulates of convolutions and linear layers for one input of ``input_shape`` (C, H, W).
+    ``family`` is the module that builds it from its ``architecture``. ``order`` has every width variable in order of
+    first use in the forward pass; ``widths`` and ``variables`` leave out the fixed ones (squeeze-and-excitation).
+    ``flops`` are multiply-accumulates of convolutions and linear layers for one input of ``input_shape`` (C, H, W).
     """
 
     name: str
     family: str
-    plan: plans.NetworkPlan
+    architecture: architectures.Architecture
     input_shape: tuple[int, int, int]
     classes: int
     flops: int
@@ -37,7 +37,7 @@ class ZooModel:
 
     @cached_property
     def order(self) -> tuple[Variable, ...]:
-        return tuple(self.plan.variables())
+        return tuple(self.architecture.variables())
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -91,21 +91,21 @@ _CIFAR: _Size = ((3, 32, 32), 10)
 _DIGITS: _Size = ((1, 8, 8), 10)
 _CLUTTERED: _Size = ((1, 24, 24), 10)
 
-# name, family, plan, size, FLOPs, parameters; tests/models/test_zoo.py measures the figures on built networks.
-_TABLE: tuple[tuple[str, str, plans.NetworkPlan, _Size, int, int], ...] = (
-    ("digits_cnn", "digits_cnn", plans.DIGITS, _DIGITS, 2_331_904, 51_978),
-    ("cluttered_cnn", "digits_cnn", plans.CLUTTERED, _CLUTTERED, 3_412_032, 92_578),
-    ("channel_bench_mobilenet", "channel_bench", plans.CHANNEL_BENCH_MOBILENET, _CIFAR, 211_281_920, 1_804_170),
-    ("channel_bench_resnet", "channel_bench", plans.CHANNEL_BENCH_RESNET, _CIFAR, 1_436_226_560, 15_356_170),
-    ("vgg19_cifar", "vgg", plans.VGG19, _CIFAR, 398_136_320, 20_035_018),
-    ("mobilenetv2_cifar", "inverted", plans.MOBILENETV2_CIFAR, _CIFAR, 296_473_088, 2_236_682),
-    ("mobilenetv2_imagenet", "inverted", plans.MOBILENETV2_IMAGENET, _IMAGENET, 300_774_272, 3_504_872),
-    ("resnet18_cifar", "resnet", plans.RESNET18_CIFAR, _CIFAR, 555_422_720, 11_173_962),
-    ("resnet18_imagenet", "resnet", plans.RESNET18, _IMAGENET, 1_814_073_344, 11_689_512),
-    ("resnet34_imagenet", "resnet", plans.RESNET34, _IMAGENET, 3_663_761_408, 21_797_672),
-    ("resnet50_imagenet", "resnet", plans.RESNET50, _IMAGENET, 4_089_184_256, 25_557_032),
-    ("efficientnet_b0_imagenet", "inverted", plans.EFFICIENTNET_B0, _IMAGENET, 385_814_752, 5_288_548),
-    ("proxylessnas_imagenet", "inverted", plans.PROXYLESSNAS, _IMAGENET, 320_427_584, 4_080_512),
+# name, family, architecture, size, FLOPs, parameters; tests/models/test_zoo.py measures the figures on built networks.
+_TABLE: tuple[tuple[str, str, architectures.Architecture, _Size, int, int], ...] = (
+    ("digits_cnn", "digits_cnn", architectures.DIGITS, _DIGITS, 2_331_904, 51_978),
+    ("cluttered_cnn", "digits_cnn", architectures.CLUTTERED, _CLUTTERED, 3_412_032, 92_578),
+    ("channel_bench_mobilenet", "channel_bench", architectures.CHANNEL_BENCH_MOBILENET, _CIFAR, 211_281_920, 1_804_170),
+    ("channel_bench_resnet", "channel_bench", architectures.CHANNEL_BENCH_RESNET, _CIFAR, 1_436_226_560, 15_356_170),
+    ("vgg19_cifar", "vgg", architectures.VGG19, _CIFAR, 398_136_320, 20_035_018),
+    ("mobilenetv2_cifar", "inverted", architectures.MOBILENETV2_CIFAR, _CIFAR, 296_473_088, 2_236_682),
+    ("mobilenetv2_imagenet", "inverted", architectures.MOBILENETV2_IMAGENET, _IMAGENET, 300_774_272, 3_504_872),
+    ("resnet18_cifar", "resnet", architectures.RESNET18_CIFAR, _CIFAR, 555_422_720, 11_173_962),
+    ("resnet18_imagenet", "resnet", architectures.RESNET18, _IMAGENET, 1_814_073_344, 11_689_512),
+    ("resnet34_imagenet", "resnet", architectures.RESNET34, _IMAGENET, 3_663_761_408, 21_797_672),
+    ("resnet50_imagenet", "resnet", architectures.RESNET50, _IMAGENET, 4_089_184_256, 25_557_032),
+    ("efficientnet_b0_imagenet", "inverted", architectures.EFFICIENTNET_B0, _IMAGENET, 385_814_752, 5_288_548),
+    ("proxylessnas_imagenet", "inverted", architectures.PROXYLESSNAS, _IMAGENET, 320_427_584, 4_080_512),
 )
 _ABOUT = {
     "digits_cnn": "small net for scikit-learn's digits: a residual and an inverted residual block",
@@ -124,8 +124,8 @@ _ABOUT = {
 }
 
 MODELS: dict[str, ZooModel] = {
-    name: ZooModel(name, family, plan, *size, flops, params, _ABOUT[name])
-    for name, family, plan, size, flops, params in _TABLE
+    name: ZooModel(name, family, architecture, *size, flops, params, _ABOUT[name])
+    for name, family, architecture, size, flops, params in _TABLE
 }
 
 
@@ -148,5 +148,5 @@ def build(name: str, widths: Iterable[int] | None = None, classes: int | None = 
     family = importlib.import_module(f"bcnet.models.{model.family}")
     count = model.classes if classes is None else classes
     own = getattr(family, name, None)  # for a network that its module spells out
-    made: nn.Module = own(widths, count) if own else family.build(model.plan, model.complete(widths), count)
+    made: nn.Module = own(widths, count) if own else family.build(model.architecture, model.complete(widths), count)
     return made

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from bcnet.models.architectures import ResNetArchitecture
 from bcnet.models.layers import Block, Layers, basic_block, conv_bn, finish
-from bcnet.models.plans import ResNetPlan
 
 
-def build(plan: ResNetPlan, widths: Sequence[int], classes: int) -> nn.Sequential:
-    """The network of ``plan`` at ``widths``, one for each of the plan's variables: (n, 3, H, W) to (n, classes)."""
+def build(architecture: ResNetArchitecture, widths: Sequence[int], classes: int) -> nn.Sequential:
+    """The network of ``architecture`` at ``widths``, one for each of its variables: (n, 3, H, W) to (n, classes)."""
     width = iter(widths)
     channels = next(width)
-    layers = Layers(stem=conv_bn(3, channels, 3) if plan.small else conv_bn(3, channels, 7, stride=2))
-    if not plan.small:
+    layers = Layers(stem=conv_bn(3, channels, 3) if architecture.small else conv_bn(3, channels, 7, stride=2))
+    if not architecture.small:
         layers["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
-    for i, count in enumerate(plan.blocks, 1):
+    for i, count in enumerate(architecture.blocks, 1):
         blocks: list[nn.Module] = []
         for j in range(count):
-            hidden = [next(width) for _ in range(2 if plan.bottleneck else 1)]
-            projects = j == 0 and plan.projects(i)
+            hidden = [next(width) for _ in range(2 if architecture.bottleneck else 1)]
+            projects = j == 0 and architecture.projects(i)
             outputs = next(width) if projects else channels
             stride = 2 if j == 0 and i > 1 else 1
             shortcut = conv_bn(channels, outputs, 1, stride, act=None) if projects else nn.Identity()
-            if plan.bottleneck:
+            if architecture.bottleneck:
                 blocks.append(_bottleneck((channels, *hidden, outputs), stride, shortcut))
             else:
                 blocks.append(basic_block(channels, hidden[0], outputs, stride, shortcut))

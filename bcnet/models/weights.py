@@ -23,7 +23,7 @@ from bcnet.errors import BcnetError
 MOST_BYTES = 2**34
 """The limit of a file, packed or unpacked: keeps a wrong or hostile file from claiming all memory."""
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "network", "module", "params", "weights")
 """Where a checkpoint keeps weights; their average (``ema``) counts only if these fit less well."""
@@ -101,7 +101,7 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{path} is damaged, or neither a safetensors file nor a checkpoint that torch.save wrote"
 
 
-def _states(held: Any, depth: int = 0) -> Iterator[State]:
+def _states(held: Any, depth: int = 0) -> Iterator[StateDict]:
     """Every dictionary of tensors in a checkpoint, the likeliest first, with and without the prefixes of wrappers."""
     if not isinstance(held, Mapping) or depth > _DEPTH:
         return
@@ -114,7 +114,7 @@ def _states(held: Any, depth: int = 0) -> Iterator[State]:
         yield from _states(held[name], depth + 1)
 
 
-def _unwrapped(state: State) -> Iterator[State]:
+def _unwrapped(state: StateDict) -> Iterator[StateDict]:
     """The state without one prefix of a wrapper (data parallel, compiled, a trainer's) after another."""
     inner = {name.replace("_orig_mod.", ""): value for name, value in state.items()}
     if inner.keys() != state.keys():
@@ -128,7 +128,7 @@ def _unwrapped(state: State) -> Iterator[State]:
         yield state
 
 
-def _fit(state: State, wanted: State) -> tuple[int, int]:
+def _fit(state: StateDict, wanted: StateDict) -> tuple[int, int]:
     """How many tensors of a state the network needs, then how few others it has: the larger, the better."""
     fitting = sum(name in wanted and _fits(value, wanted[name]) for name, value in state.items())
     return fitting, fitting and -len(state)
@@ -143,7 +143,7 @@ def _fits(value: Tensor, wanted: Tensor) -> bool:
     )
 
 
-def _check_fit(path: Path, network: str, state: State, wanted: State) -> None:
+def _check_fit(path: Path, network: str, state: StateDict, wanted: StateDict) -> None:
     missing = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in state if name not in wanted]
     wrong = [name for name in wanted if name in state and not _fits(state[name], wanted[name])]

@@ -18,7 +18,7 @@ from bcnet.report.fairness import fairness
 from bcnet.search.trial import Trial, best_so_far, front_of
 from bcnet.supernet.principle import get_principle
 
-Figure = dict[str, Any]
+Chart = dict[str, Any]
 
 MOST_POINTS = 3000  # of a scatter plot; more would only cover each other
 MOST_NAMES = 12  # of variables written out below the bars
@@ -27,7 +27,7 @@ _SYMBOLS = {"full": "square", "uniform": "diamond", "balanced": "circle", "rando
 _SIZES = {"full": 11, "uniform": 12, "balanced": 12, "random": 12, "found": 17}
 
 
-def all_charts(data: ReportData) -> dict[str, Figure]:
+def all_charts(data: ReportData) -> dict[str, Chart]:
     """Every chart by the id of its place on the page."""
     known = {} if data.gains is None else {"log-width": log_width(data, data.gains)}
     if data.race or data.validated:
@@ -46,29 +46,29 @@ def all_charts(data: ReportData) -> dict[str, Figure]:
     }
 
 
-def validation(data: ReportData) -> Figure:
+def validation(data: ReportData) -> Chart:
     """What networks had on validation images: finalists after every epoch, and all after training."""
     key = "loss" if data.ranked_by == "loss" else "score"
-    traces: list[Figure] = []
+    traces: list[Chart] = []
     measured = [*data.race, *data.validated]
     for name in dict.fromkeys(row["name"] for row in measured):
         rows = sorted((row for row in measured if row["name"] == name), key=lambda row: row["epochs"])
         values = [row[key] if key == "loss" else _score(data, row[key]) for row in rows]
         hover = f"epoch %{{x}}: %{{y:.4g}}<extra>{escape(name)}</extra>"
         traces.append(scatter("lines+markers", name, [row["epochs"] for row in rows], values, hovertemplate=hover))
-    return _figure(
+    return _chart(
         traces,
         xaxis={"title": {"text": "epoch"}, "showgrid": False},
         yaxis={"title": {"text": f"validation {'loss' if key == 'loss' else data.metric}"}},
     )
 
 
-def retained(data: ReportData) -> Figure:
+def retained(data: ReportData) -> Chart:
     """How much of every width variable is kept, beside uniform scaling."""
     places = list(range(1, len(data.variables) + 1))
     ratios = [100 * c / full for c, full in zip(data.found.widths, data.full_widths, strict=True)]
     hover = [_about(data, place) for place in range(len(places))]
-    bars: Figure = {
+    bars: Chart = {
         "type": "bar",
         "name": "slim",
         "x": places,
@@ -78,7 +78,7 @@ def retained(data: ReportData) -> Figure:
         **(_numbers(data.found.widths) if len(places) <= MOST_NAMES else {}),
         "marker": {"color": "--found", "cornerradius": 3},
     }
-    traces: list[Figure] = [bars]
+    traces: list[Chart] = [bars]
     if "uniform" in data.networks:
         widths = data.networks["uniform"].widths
         uniform = [100 * c / full for c, full in zip(widths, data.full_widths, strict=True)]
@@ -87,7 +87,7 @@ def retained(data: ReportData) -> Figure:
         traces += [halo, _dashes(places, uniform, "--uniform", size, 4) | {"name": "uniform"}]
     top = max(100.0, *ratios)
     rule = _line({"x0": 0, "x1": 1, "xref": "paper", "y0": 100, "y1": 100}, "--full")
-    return _figure(
+    return _chart(
         traces,
         xaxis=_variable_axis(data),
         yaxis={"title": {"text": "channels kept (%)"}, "range": [0, 1.08 * top], "dtick": 25},
@@ -96,12 +96,12 @@ def retained(data: ReportData) -> Figure:
     )
 
 
-def _numbers(widths: Sequence[int]) -> Figure:
+def _numbers(widths: Sequence[int]) -> Chart:
     """Numbers of channels at the foot of bars, where no dash of uniform scaling covers them."""
     return {"text": [str(width) for width in widths], "textposition": "auto", "insidetextanchor": "start"}
 
 
-def _dashes(x: list[int], y: list[float], colour: str, size: int, width: int) -> Figure:
+def _dashes(x: list[int], y: list[float], colour: str, size: int, width: int) -> Chart:
     marker = {"symbol": "line-ew-open", "color": colour, "size": size, "line": {"width": width, "color": colour}}
     return scatter("markers", "", x, y, marker=marker, hoverinfo="skip")
 
@@ -109,10 +109,10 @@ def _dashes(x: list[int], y: list[float], colour: str, size: int, width: int) ->
 def _about(data: ReportData, place: int) -> str:
     """What hovering over a bar says: the width, and the layers that share it."""
     variable, width, full = data.variables[place], data.found.widths[place], data.full_widths[place]
-    lines = [f"<b>{escape(variable.name)}</b>", f"{width} of {full} channels, {words.share(width, full)}"]
+    lines = [f"<b>{escape(variable.name)}</b>", f"{width} of {full} channels, {words.percentage(width, full)}"]
     if "uniform" in data.networks:
         scaled = data.networks["uniform"].widths[place]
-        lines.append(f"uniform scaling: {scaled}, {words.share(scaled, full)}")
+        lines.append(f"uniform scaling: {scaled}, {words.percentage(scaled, full)}")
     if variable.layers:
         lines += ["shared by", *(escape(layer) for layer in variable.layers[:MOST_LAYERS])]
     if len(variable.layers) > MOST_LAYERS:
@@ -120,7 +120,7 @@ def _about(data: ReportData, place: int) -> str:
     return "<br>".join(lines)
 
 
-def front(data: ReportData) -> Figure:
+def front(data: ReportData) -> Chart:
     """Score against the first budget's cost: all trials, the front, what was found, uniform and full."""
     name, unit, scale = data.first_budget.name, *_unit(data.first_budget.name)
     edge = front_of(data.trials, name)
@@ -151,7 +151,7 @@ def front(data: ReportData) -> Figure:
             traces.append(_point(data, who, at / scale, _score(data, scores[who]), unit))
     limit = data.first_budget.limit / scale
     side = "left" if limit < 0.6 * data.full.costs.get(name, limit) / scale else "right"
-    return _figure(
+    return _chart(
         traces,
         xaxis={"title": {"text": words.COSTS.get(name, name)}, "tickformat": "~s", "ticksuffix": unit},
         yaxis=_score_axis(data),
@@ -182,7 +182,7 @@ def _picked(data: ReportData, trial: Trial) -> list[str]:
     return [f"{costs}; {widths}", command]
 
 
-def progress(data: ReportData) -> Figure:
+def progress(data: ReportData) -> Chart:
     """The best score within the budgets after every evaluation."""
     trials = sorted(data.trials, key=lambda t: t.number)
     best = best_so_far(trials)
@@ -205,7 +205,7 @@ def progress(data: ReportData) -> Figure:
         y = _score(data, uniform)
         shapes = [_line({"x0": 0, "x1": 1, "xref": "paper", "y0": y, "y1": y}, "--uniform")]
         labels = [_label("uniform", x=1, xref="paper", y=y, xanchor="right", colour="--uniform")]
-    return _figure(
+    return _chart(
         traces,
         xaxis={"title": {"text": "configurations scored"}, "rangemode": "tozero", "showgrid": False},
         yaxis=_score_axis(data),
@@ -214,7 +214,7 @@ def progress(data: ReportData) -> Figure:
     )
 
 
-def log_width(data: ReportData, gains: Sequence[float]) -> Figure:
+def log_width(data: ReportData, gains: Sequence[float]) -> Chart:
     """What doubling every width is worth to the supernet, by the log-width model."""
     loss = data.ranked_by == "loss"
     shown = [100 * gain if _percent(data) else gain for gain in gains]
@@ -228,7 +228,7 @@ def log_width(data: ReportData, gains: Sequence[float]) -> Figure:
         "hovertemplate": f"%{{customdata}}: %{{y:.3g}}{_percent(data)}<extra></extra>",
     }
     title = f"{what} {'saved' if loss else 'gained'} by twice the width{' (%)' if _percent(data) else ''}"
-    return _figure(
+    return _chart(
         [bars],
         xaxis=_variable_axis(data),
         yaxis={"title": {"text": title}, "rangemode": "tozero"},
@@ -237,10 +237,10 @@ def log_width(data: ReportData, gains: Sequence[float]) -> Figure:
     )
 
 
-def _variable_axis(data: ReportData) -> Figure:
+def _variable_axis(data: ReportData) -> Chart:
     """Places of the width variables, by name where there is room."""
     count = len(data.variables)
-    axis: Figure = {"title": {"text": "width variable, from input to output"}, "showgrid": False}
+    axis: Chart = {"title": {"text": "width variable, from input to output"}, "showgrid": False}
     axis["range"] = [0.4, count + 0.6]
     if count <= MOST_NAMES:
         names = [_short(variable.name) for variable in data.variables]
@@ -254,7 +254,7 @@ def _variable_axis(data: ReportData) -> Figure:
     return axis
 
 
-def curves(given: Sequence[Curve]) -> Figure:
+def curves(given: Sequence[Curve]) -> Chart:
     """The loss of every epoch of some trainings."""
     traces = [
         scatter(
@@ -270,7 +270,7 @@ def curves(given: Sequence[Curve]) -> Figure:
     values = [loss for curve in given for loss in curve.losses]
     wide = bool(values) and min(values) > 0 and max(values) > 20 * min(values)
     scale = {"type": "log", "dtick": "D2", "tickformat": "~g"} if wide else {"rangemode": "tozero"}
-    return _figure(
+    return _chart(
         traces,
         xaxis={"title": {"text": "epoch"}, "showgrid": False},
         yaxis={"title": {"text": "training loss"}, **scale},
@@ -278,7 +278,7 @@ def curves(given: Sequence[Curve]) -> Figure:
     )
 
 
-def costs(data: ReportData) -> Figure:
+def costs(data: ReportData) -> Chart:
     """Every cost relative to the full network's, predicted and measured."""
     traces = []
     for name, figures in data.networks.items():
@@ -298,7 +298,7 @@ def costs(data: ReportData) -> Figure:
                 "hovertemplate": f"%{{x}}: %{{customdata}}, %{{y:.0f}}%<extra>{name}</extra>",
             }
         )
-    return _figure(
+    return _chart(
         traces,
         barmode="group",
         bargap=0.3,
@@ -308,9 +308,9 @@ def costs(data: ReportData) -> Figure:
     )
 
 
-def tradeoff_chart(data: words.Metric, traces: list[Figure], cost: str) -> Figure:
+def tradeoff_chart(data: words.Metric, traces: list[Chart], cost: str) -> Chart:
     """Scores against a cost, of several runs or targets."""
-    return _figure(
+    return _chart(
         traces,
         xaxis={"title": {"text": cost}, "tickformat": "~s"},
         yaxis={
@@ -321,20 +321,20 @@ def tradeoff_chart(data: words.Metric, traces: list[Figure], cost: str) -> Figur
     )
 
 
-def scatter(mode: str, name: str, x: Sequence[object], y: Sequence[object], **more: Any) -> Figure:
+def scatter(mode: str, name: str, x: Sequence[object], y: Sequence[object], **more: Any) -> Chart:
     """A trace of ``lines``, ``markers`` or both."""
     return {"type": "scatter", "mode": mode, "name": name, "x": x, "y": y, **more}
 
 
-def _figure(traces: list[Figure], **layout: Any) -> Figure:
+def _chart(traces: list[Chart], **layout: Any) -> Chart:
     return {"data": traces, "layout": layout}
 
 
-def _dots(name: str, x: list[float], y: list[float]) -> Figure:
+def _dots(name: str, x: list[float], y: list[float]) -> Chart:
     return scatter("markers", name, x, y, hoverinfo="skip", marker={"color": "--dots", "size": 5})
 
 
-def _point(data: ReportData, name: str, x: float, y: float, unit: str) -> Figure:
+def _point(data: ReportData, name: str, x: float, y: float, unit: str) -> Chart:
     label = "choice" if name == "found" else name
     outline = {"color": "--paper", "width": 1.5}
     marker = {"color": f"--{name}", "symbol": _SYMBOLS[name], "size": _SIZES[name], "line": outline}
@@ -342,11 +342,11 @@ def _point(data: ReportData, name: str, x: float, y: float, unit: str) -> Figure
     return scatter("markers", label, [x], [y], marker=marker, hovertemplate=hover)
 
 
-def _line(ends: Figure, colour: str) -> Figure:
+def _line(ends: Chart, colour: str) -> Chart:
     return {"type": "line", "layer": "below", "line": {"color": colour, "width": 1.5, "dash": "dash"}, **ends}
 
 
-def _label(text: str, *, colour: str = "--soft", **place: Any) -> Figure:
+def _label(text: str, *, colour: str = "--soft", **place: Any) -> Chart:
     font = {"color": colour, "size": 12}
     return {"text": text, "showarrow": False, "yanchor": "bottom", "font": font, **place}
 
@@ -366,7 +366,7 @@ def _percent(data: ReportData) -> str:
     return "%" if data.percent and data.ranked_by == "score" else ""
 
 
-def _score_axis(data: ReportData) -> Figure:
+def _score_axis(data: ReportData) -> Chart:
     """Up is better, so an axis of losses is turned over."""
     where = "before training" if data.principle is None else "in the supernet"
     if data.ranked_by == "loss":

@@ -100,12 +100,12 @@ def _key_figures(data: ReportData) -> list[tuple[str, str, str]]:
     cells = [(data.metric, words.score(data, found.score), beside)]
     for name in dict.fromkeys([*(b.name for b in data.budgets), "flops", "params"]):
         if name in full.costs and name != "latency":
-            of = f"{words.share(found.costs[name], full.costs[name])} of {words.cost(name, full.costs[name])}"
+            of = f"{words.percentage(found.costs[name], full.costs[name])} of {words.cost(name, full.costs[name])}"
             cells.append((words.COSTS.get(name, name), words.cost(name, found.costs[name]), of))
     if found.latency_ms is not None:
         of = words.inputs(data)
         if full.latency_ms:
-            of = f"{words.share(found.latency_ms, full.latency_ms)} of {words.milliseconds(full.latency_ms)}"
+            of = f"{words.percentage(found.latency_ms, full.latency_ms)} of {words.milliseconds(full.latency_ms)}"
         cells.append(("measured latency", words.milliseconds(found.latency_ms), of))
     return cells
 

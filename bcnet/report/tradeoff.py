@@ -48,7 +48,9 @@ def render_tradeoff(data: Tradeoff) -> str:
     given = (
         words.score(data, data.full_score) if data.percent else f"{data.metric} {words.score(data, data.full_score)}"
     )
-    best = ", ".join(f"{words.score(data, p.slim[1])} at {words.share(p.slim[0], data.full_cost)}" for p in data.points)
+    best = ", ".join(
+        f"{words.score(data, p.slim[1])} at {words.percentage(p.slim[0], data.full_cost)}" for p in data.points
+    )
     return fill(
         "tradeoff.html",
         {"tradeoff": tradeoff_chart(data, _traces(data), label)},

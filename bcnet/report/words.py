@@ -104,7 +104,7 @@ def direction(data: ReportData, difference: float) -> str:
     return "more" if (difference > 0) == data.higher_is_better else "less"
 
 
-def share(part: float, whole: float) -> str:
+def percentage(part: float, whole: float) -> str:
     """A ratio in percent, with a digit more where it is small."""
     ratio = 100 * part / whole
     return f"{ratio:.0f}%" if ratio >= 9.95 else f"{ratio:.1f}%"
@@ -140,8 +140,8 @@ def _kept_share(data: ReportData) -> str:
     """How much of the first budget's cost is left; of latency, as it was measured."""
     name, full, found = data.first_budget.name, data.full, data.found
     if name == "latency" and full.latency_ms is not None and found.latency_ms is not None:
-        return share(found.latency_ms, full.latency_ms)
-    return share(found.costs[name], full.costs[name])
+        return percentage(found.latency_ms, full.latency_ms)
+    return percentage(found.costs[name], full.costs[name])
 
 
 def badge(data: ReportData) -> tuple[str, str]:
@@ -287,8 +287,8 @@ def latency(data: ReportData) -> str:
     if found > 0.95 * full:
         cause = " FLOPs fell but time did not: on this device such small networks are bound by other things."
     return (
-        f"FLOPs fell to {share(data.found.costs['flops'], data.full.costs['flops'])} of the full network's, the "
-        f"measured latency to {share(found, full)}, from {milliseconds(full)} to {milliseconds(found)} for "
+        f"FLOPs fell to {percentage(data.found.costs['flops'], data.full.costs['flops'])} of the full network's, the "
+        f"measured latency to {percentage(found, full)}, from {milliseconds(full)} to {milliseconds(found)} for "
         f"{inputs(data)}.{cause}"
     )
 

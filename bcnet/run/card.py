@@ -31,7 +31,7 @@ def facts_of(run: Run) -> dict[str, Any]:
     trained, done = run.read(f"retrain/{run.chosen}"), run.data.preprocessing
     return {
         "bcnet": __version__,
-        "layout": "NCHW, float32" if len(run.source.input_shape) == 3 else "batch first, float32",
+        "layout": "NCHW, float32" if len(run.original.input_shape) == 3 else "batch first, float32",
         "class_names": list(run.data.names) if run.data.names else None,
         "preprocessing": None if done is None else {
             "resize": done.resize, "values": done.values, "mean": list(done.mean), "std": list(done.std)
@@ -61,7 +61,7 @@ def model_card(run: Run, facts: Mapping[str, Any], files: list[str]) -> str:
         full=run.read("trace")["costs"]["full"] if run.done("trace") else {},
         worth=_worth(run.task, trained),
         widths=list(zip(run.space.names, trained["widths"], strict=True)),
-        shape=tuple(run.source.input_shape),
+        shape=tuple(run.original.input_shape),
         chosen=run.chosen,
         onnx="model.onnx" in files,
         photo=run.recipe.data.startswith("imagefolder:"),

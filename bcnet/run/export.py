@@ -81,8 +81,8 @@ def description(run: Run) -> Description:
     done = run.data.preprocessing
     return Description(
         widths=widths,
-        inputs=(tuple(run.source.input_shape),),
-        source=None if run.recipe.model == PYTHON else run.source.spec,
+        inputs=(tuple(run.original.input_shape),),
+        source=None if run.recipe.model == PYTHON else run.original.spec,
         classes=run.data.classes,
         ignore=tuple(run.recipe.ignore),
         squeeze=run.recipe.squeeze,

@@ -121,7 +121,7 @@ class RunFolder:
             return None
 
     def check(self, name: str) -> None:
-        """A :class:`DamagedResult` where a result, its tensors, its parts or its files are not what was written."""
+        """Raise a :class:`DamagedResult` where a result, its tensors, parts or files are not what was written."""
         written = self._whole(name)["integrity"]
         if "tensors" in written:
             self._check_file(f"{name}.safetensors", written["tensors"]["sha256"])

@@ -37,7 +37,7 @@ class FolderLock:
             self._release_all()
 
     def check(self) -> None:
-        """A :class:`BcnetError` where the folder is no longer the one that was locked."""
+        """Raise a :class:`BcnetError` where the folder is no longer the one that was locked."""
         if self._place is not None and identity(self.folder) != self._place:
             raise BcnetError(f"{self.folder} was removed or replaced while this run worked in it: begin the run anew")
 

@@ -18,7 +18,7 @@ BACKWARD = 3
 
 
 def check_batch(model: nn.Module, batch: Tensor, training: bool) -> None:
-    """A :class:`BcnetError` if ``model`` needs more memory for ``batch`` (n, ...) than is free."""
+    """Raise a :class:`BcnetError` if ``model`` needs more memory for ``batch`` (n, ...) than is free."""
     free = free_memory()
     if free is None or batch.device.type != "cpu" or len(batch) <= 2:
         return

@@ -186,7 +186,7 @@ def pick(run: Run, budget: str, widths: Sequence[int] | None = None) -> Target:
 
 
 def check_stage(name: str) -> None:
-    """A :class:`BcnetError` where no run has such a stage."""
+    """Raise a :class:`BcnetError` where no run has such a stage."""
     if name not in STAGES:
         raise BcnetError(f"there is no stage {name!r:.40}: there are {', '.join(STAGES)}")
 

@@ -234,7 +234,7 @@ def _knows(run: Run) -> bool:
     """Whether the given network need not be trained first."""
     if run.recipe.weights or run.recipe.pretrained or run.done("given"):
         return True
-    return learnt(run.source.model, run.data.val, run.task)
+    return learnt(run.original.model, run.data.val, run.task)
 
 
 def _from_scratch(run: Run, pace: _Pace) -> dict[str, float]:

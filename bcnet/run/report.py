@@ -107,7 +107,7 @@ def report_data(run: RunFolder | str | Path) -> ReportData:
 
 @contextmanager
 def _of_one_run(folder: RunFolder) -> Iterator[None]:
-    """Results may each be as they should be and yet not belong together."""
+    """Refuse results that are each intact and yet do not belong together."""
     try:
         yield
     except BcnetError:
@@ -206,7 +206,7 @@ def _validated(name: str, trained: dict[str, Any]) -> dict[str, Any]:
 
 
 def _times(folder: RunFolder) -> dict[str, str]:
-    """How long every stage took that says so."""
+    """How long each stage took, of those that say so."""
     found = {name: folder.read(name)["seconds"] for name in TIMED if folder.done(name)}
     trained = folder.read("retrain")["networks"] if folder.done("retrain") else []
     found["retrain"] = sum(folder.read(f"retrain/{name}").get("seconds", 0) for name in trained if name not in _ONCE)

@@ -21,7 +21,7 @@ from safetensors.torch import load as read_tensors
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
-from bcnet.run.weights import fill, finite
+from bcnet.run.weights import finite, load_into
 from bcnet.space.network import NetworkSpace, trace
 from bcnet.utils.files import clear_errors, digest, open_regular, parse_json, read_regular, tensor_bytes, write_file
 from bcnet.utils.random_state import kept_random_state
@@ -117,7 +117,7 @@ def load(
             f"parameters, {WEIGHTS} holds {held:,}"
         )
     network = space.build(widths, grow=True)
-    fill(network, tensors, folder / WEIGHTS)
+    load_into(network, tensors, folder / WEIGHTS)
     return network.eval()
 
 

@@ -34,7 +34,7 @@ from bcnet.models.weights import load_weights
 from bcnet.run.fingerprint import fingerprint
 from bcnet.run.folder import RunFolder
 from bcnet.run.recipe import PYTHON, Recipe
-from bcnet.run.weights import fill, finite
+from bcnet.run.weights import finite, load_into
 from bcnet.search.constraints import Budget, Constraints, parse_budget
 from bcnet.search.strategies.neighbours import near
 from bcnet.space.cost import Cost
@@ -70,14 +70,14 @@ class Run(RunFolder):
         self._told: set[str] = set()
 
     def tell_once(self, text: str) -> None:
-        """A note that several stages would make."""
+        """Make a note that several stages would make, but only once."""
         if text not in self._told:
             self._told.add(text)
             self.listener.note(text)
 
-    def give(self, source: LoadedModel, data: Data, task: Task | None) -> None:
-        """Use these instead of what the recipe names."""
-        self.source, self.data, self.task_given = source, data, task
+    def give(self, original: LoadedModel, data: Data, task: Task | None) -> None:
+        """Use these objects instead of those that the recipe names."""
+        self.original, self.data, self.task_given = original, data, task
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -85,7 +85,7 @@ class Run(RunFolder):
         return super().recipe.on(self.device)
 
     @cached_property
-    def source(self) -> LoadedModel:
+    def original(self) -> LoadedModel:
         """The network as it was given, on the run's device."""
         recipe = self.recipe
         if PYTHON in (recipe.model, recipe.data):
@@ -94,10 +94,10 @@ class Run(RunFolder):
             )
         torch.manual_seed(recipe.seed)
         shape = recipe.input or self.data.shape
-        source = load_model(recipe.model, shape, self.data.classes, recipe.pretrained)
+        loaded = load_model(recipe.model, shape, self.data.classes, recipe.pretrained)
         if recipe.weights is not None:
-            load_weights(source.model, recipe.weights)
-        return replace(source, model=source.model.to(self.device), example=source.example.to(self.device))
+            load_weights(loaded.model, recipe.weights)
+        return replace(loaded, model=loaded.model.to(self.device), example=loaded.example.to(self.device))
 
     @cached_property
     def data(self) -> Data:
@@ -121,14 +121,14 @@ class Run(RunFolder):
 
     @cached_property
     def _spaces(self) -> tuple[NetworkSpace, Widths]:
-        return make_space(self.source, self.recipe)
+        return make_space(self.original, self.recipe)
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         """What identifies the objects that a run from Python was given; empty where a recipe names them."""
         if self.recipe.model != PYTHON:
             return {}
-        found = fingerprint(self.space, self.source.model, self.data, self.task_given)
+        found = fingerprint(self.space, self.original.model, self.data, self.task_given)
         if self.recipe.start == "scratch":
             del found["weights"]  # which are not used
         return found
@@ -190,8 +190,8 @@ class Run(RunFolder):
 
     def given_network(self) -> nn.Module:
         """The given network, trained, in evaluation mode: what slim ones start from, and their teacher."""
-        network = duplicate(self.source.model)
-        fill(network, self.tensors("given"), self.path("given.safetensors"))
+        network = duplicate(self.original.model)
+        load_into(network, self.tensors("given"), self.path("given.safetensors"))
         return network.eval()
 
     def teacher(self) -> nn.Module | None:
@@ -242,7 +242,7 @@ class Run(RunFolder):
         evaluation mode."""
         result = f"retrain/{name or self.chosen}"
         network = self.fresh(self.read(result)["widths"])
-        fill(network, self.tensors(result), self.path(f"{result}.safetensors"))
+        load_into(network, self.tensors(result), self.path(f"{result}.safetensors"))
         if self.recipe.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return network.eval()
@@ -252,7 +252,7 @@ class Run(RunFolder):
         """The trained supernet, in evaluation mode."""
         net = self.fresh_supernet()
         state = {k.removeprefix("net."): t for k, t in self.tensors("train").items() if k.startswith("net.")}
-        fill(net, state, self.path("train.safetensors"))
+        load_into(net, state, self.path("train.safetensors"))
         if self.recipe.channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return net.eval()
@@ -281,17 +281,17 @@ def choose_device(name: str | None) -> torch.device:
     return device
 
 
-def make_space(source: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
+def make_space(original: LoadedModel, recipe: Recipe) -> tuple[NetworkSpace, Widths]:
     """The width space that a recipe searches, and the widths of the given network in it."""
     grid: dict[str, Any] = {name: getattr(recipe, name) for name in ("groups", "base", "least")}
-    grid["round_to"] = rounding(recipe, source.model)
-    space = source.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
+    grid["round_to"] = rounding(recipe, original.model)
+    space = original.space(ignore=recipe.ignore, squeeze=recipe.squeeze, **grid)
     if recipe.widen == 1:
         return space, space.max
     units = np.array([v.unit for v in space.variables])
     wide = space.build(np.floor(space.max * recipe.widen / units).astype(np.int64) * units, grow=True)
-    kept = () if recipe.squeeze else source.kept
-    return trace(wide, source.example, ignore=(*recipe.ignore, *kept), **grid), space.max
+    kept = () if recipe.squeeze else original.kept
+    return trace(wide, original.example, ignore=(*recipe.ignore, *kept), **grid), space.max
 
 
 def needs_latency(recipe: Recipe) -> bool:

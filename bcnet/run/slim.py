@@ -33,7 +33,7 @@ from bcnet.space.torch_export import tensors_in
 from bcnet.training.retraining import learnt
 from bcnet.training.task import Task
 from bcnet.utils.modes import training_possible
-from bcnet.utils.progress import Listener, shown
+from bcnet.utils.progress import Listener, terminal_listener
 from bcnet.utils.random_state import kept_random_state
 
 Given = Recipe | Mapping[str, Any] | str | Path | None
@@ -74,14 +74,14 @@ def slim(
         run = Run(folder or kept.name, device)  # type: ignore[union-attr]
         stack.enter_context(run.lock())
         if progress:
-            run.listener = stack.enter_context(shown())
-        source = _source(model, example, run.device, task)
-        data = from_loaders(train, val, test, classes=source.classes, seed=chosen.seed, shard=run.place.shard)
+            run.listener = stack.enter_context(terminal_listener())
+        original = _original(model, example, run.device, task)
+        data = from_loaders(train, val, test, classes=original.classes, seed=chosen.seed, shard=run.place.shard)
         if run.done("run"):
             _check_same(run, chosen)
         else:
             Run.create(run.folder, chosen, facts(["bcnet.slim"], chosen, str(run.device)))
-        run.give(source, data, task)
+        run.give(original, data, task)
         _check_given(run)
         # A folder that is kept also has the network, for ``bcnet export``, which cannot make it without its code.
         last = "targets" if chosen.targets else "compare" if folder is None else "export"
@@ -170,7 +170,7 @@ class Result:
         :attr:`front`, or else chosen from the scores that are there."""
         if not isinstance(budget, str):
             raise BcnetError(f'budget is {budget!r:.40}, but it must be a text such as "flops=40%"')
-        with shown() if progress else nullcontext(Listener()) as self.run.listener, self.run.lock():
+        with terminal_listener() if progress else nullcontext(Listener()) as self.run.listener, self.run.lock():
             return Result(pick(self.run, budget, widths), self._temporary)
 
     def report(self, path: str | Path | None = None) -> Path:
@@ -223,7 +223,7 @@ def _budgets(name: str, given: object) -> list[str]:
 
 
 def _network(model: object) -> nn.Module:
-    """The network that is to be slimmed, or what it is instead."""
+    """The network to slim; a :class:`BcnetError` says what was given instead."""
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise BcnetError(f"model is the class {model.__name__}, not a network: make one, {model.__name__}(...)")
     if isinstance(model, Mapping):
@@ -239,7 +239,7 @@ def _network(model: object) -> nn.Module:
     return model
 
 
-def _source(model: nn.Module, example: object, device: torch.device, task: Task | None) -> LoadedModel:
+def _original(model: nn.Module, example: object, device: torch.device, task: Task | None) -> LoadedModel:
     if not isinstance(task, (Task, type(None))):
         raise BcnetError(f"task must be a bcnet.Task, not {type(task).__name__}")
     given = tensors_in(example)
@@ -292,4 +292,4 @@ def _knew_nothing(run: Run) -> bool:
     weights differ, but the run goes on with what the first one has learnt since."""
     given = run.glance("given")
     begun = run.path(CHECKPOINTS, "given").exists() if given is None else not given["knew"]
-    return begun and not learnt(run.source.model.eval(), run.data.val, run.task, bf16=run.recipe.given.bf16)
+    return begun and not learnt(run.original.model.eval(), run.data.val, run.task, bf16=run.recipe.given.bf16)

@@ -32,7 +32,7 @@ class Target(Run):
         super().__init__(folder, str(parent.device))
         self.parent = parent
         self.listener = parent.listener
-        self.give(parent.source, parent.data, parent.task_given)
+        self.give(parent.original, parent.data, parent.task_given)
         self._spaces = parent._spaces  # traced once
 
     def done(self, name: str) -> bool:

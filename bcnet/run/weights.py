@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bcnet.errors import BcnetError
 
 
-def fill(network: nn.Module, tensors: Mapping[str, Tensor], file: Path) -> None:
+def load_into(network: nn.Module, tensors: Mapping[str, Tensor], file: Path) -> None:
     """Load the weights that ``file`` held into ``network``, or say what does not fit."""
     state = network.state_dict()
     names = [*(n for n in state if n not in tensors), *(n for n in tensors if n not in state)]

@@ -27,7 +27,7 @@ _TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 FULL = 0.95
 """The share of a budget that random networks and offspring should use at least."""
 TRIES = 20
-"""How often random networks are drawn until they use so much."""
+"""How often random networks are drawn until they use that much."""
 UNITS: dict[str, dict[str, int]] = {"flops": _COUNT, "params": _COUNT, "memory": _BYTES, "latency": _TIME}
 
 
@@ -41,7 +41,7 @@ class Budget:
 
 
 _THOUSANDS = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?"
-"""A comma is for thousands: 12,5 is no number, rather than 125."""
+"""Commas separate thousands only: 12,5 is refused rather than read as 125."""
 
 
 def parse_budget(text: str, costs: Mapping[str, Cost], space: WidthSpace) -> Budget:

@@ -48,7 +48,7 @@ def row_digest(row: Sequence[Any]) -> str:
     return hashlib.sha256(repr(tuple(row)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def add_up(digests: Iterable[str]) -> str:
+def sum_of_digests(digests: Iterable[str]) -> str:
     """The sum of digests, the same in any order."""
     return f"{sum(int(digest, 16) for digest in digests) % 2**256:064x}"
 

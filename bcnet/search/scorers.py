@@ -2,7 +2,7 @@
 
 A scorer is a function ``widths (L,) -> float``, or an object with such a method ``score``; where it also
 has ``score_many(widths (n, L)) -> (n,)``, that is used. Higher is better. A scorer that raises, or
-returns something that is no finite number, fails for those widths alone.
+returns something that is not a finite number, fails for those widths alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Here:
             yield Outcome(row, *answer, time.perf_counter() - start)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """There is nothing to release."""
 
 
 class OverRay:

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bcnet.errors import BcnetError
-from bcnet.search.rows import SUM_OF_NONE, add_up, packed, row_digest, unpacked
+from bcnet.search.rows import SUM_OF_NONE, packed, row_digest, sum_of_digests, unpacked
 from bcnet.search.trial import Trial
 
 FORMAT_VERSION = 2
@@ -195,7 +195,7 @@ class TrialStore:
             digests.append(row_digest(row))
             if digest != digests[-1]:
                 raise self._damaged("a trial was changed after it was stored")
-        if add_up(digests) != expected:
+        if sum_of_digests(digests) != expected:
             raise self._damaged("rows were changed, added or removed")
         return settings, trials
 
@@ -223,17 +223,17 @@ class TrialStore:
     def _sum(self) -> str:
         row = self._connection.execute("SELECT value FROM settings WHERE key = 'sum'").fetchone()
         try:
-            return add_up([json.loads(row[0])])
+            return sum_of_digests([json.loads(row[0])])
         except (ValueError, TypeError, RecursionError):
             raise self._damaged("the sum of its digests is missing") from None
 
     def _add_to_sum(self, digests: list[str]) -> None:
-        total = json.dumps(add_up([self._sum(), *digests]))
+        total = json.dumps(sum_of_digests([self._sum(), *digests]))
         self._connection.execute("UPDATE settings SET value = ? WHERE key = 'sum'", (total,))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of it or nothing, and nobody else in between."""
+        """A transaction: all of it or nothing, and nobody else in between."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -132,7 +132,7 @@ class Axis:
         return np.concatenate(found)
 
 
-def parse(members: np.ndarray, counts: Sequence[int], loose: Collection[int] = ()) -> Axis | int:
+def axis_of(members: np.ndarray, counts: Sequence[int], loose: Collection[int] = ()) -> Axis | int:
     """The segments of an axis, or a variable whose channels do not form any.
 
     ``members`` (n, 2) holds variable and unit of each index, variable -1 where it is fixed; ``counts``
@@ -158,7 +158,7 @@ def parse(members: np.ndarray, counts: Sequence[int], loose: Collection[int] = (
 
 
 def _mixed(members: np.ndarray, counts: Sequence[int]) -> Axis | int:
-    """As :func:`parse`, for channels in any order; all units of a variable must occur equally often."""
+    """As :func:`axis_of`, for channels in any order; all units of a variable must occur equally often."""
     variables = list(dict.fromkeys(members[:, 0].tolist()))
     segments = []
     for v in variables:

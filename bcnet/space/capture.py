@@ -248,7 +248,7 @@ def arguments(example: Example) -> Arguments:
 
 
 def check_network(model: nn.Module) -> None:
-    """A :class:`BcnetError` if this is no network whose widths could change."""
+    """Raise a :class:`BcnetError` if this is not a network whose widths could change."""
     if isinstance(model, torch.jit.ScriptModule):
         raise BcnetError(
             "the network is a TorchScript module, which has no Python code left: give the one it was made of"

@@ -38,7 +38,7 @@ _WAY_OUT = "trace(..., check=False) leaves this check out, and ignore=[...] keep
 
 
 def self_check(space: NetworkSpace) -> None:
-    """A :class:`BcnetError` that names the layer where a random network of ``space`` is not as tracing says."""
+    """Raise a :class:`BcnetError` that names the layer where a random network of ``space`` is not as traced."""
     widths = space.sample(np.random.default_rng(0))[0]
     units, totals = space.units(widths), space.units(space.max + space.min)
     held, views = _supernet(space, units, totals)

@@ -17,7 +17,7 @@ from scipy.sparse import coo_matrix
 from torch import Tensor
 
 from bcnet.errors import BcnetError
-from bcnet.space.axis import Axis, Numbers, Segment, Size, parse
+from bcnet.space.axis import Axis, Numbers, Segment, Size, axis_of
 from bcnet.space.capture import Capture
 from bcnet.space.labels import Value, settle, shrink, varying, vector
 from bcnet.space.operators.table import bind
@@ -213,8 +213,8 @@ class _Grouping:
         picked = {name: self.member[labels.numpy()] for name, labels in self.walk.links.picked.items()}
         loose = {v for members in picked.values() for v in members[:, 0].tolist() if v >= 0}
         for (name, axis), labels in sorted(self.walk.labels.items()):
-            found = parse(self.member[labels.numpy()], self.counts, loose)
-            source = parse(picked[name], self.counts, loose) if name in picked else None
+            found = axis_of(self.member[labels.numpy()], self.counts, loose)
+            source = axis_of(picked[name], self.counts, loose) if name in picked else None
             if isinstance(found, int):
                 spoiled.setdefault(found, (name, self._first_run(labels.numpy(), found)))
             elif isinstance(source, int):

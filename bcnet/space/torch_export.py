@@ -7,7 +7,6 @@ import gc
 import io
 import logging
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from bcnet.errors import first_line
 from bcnet.space.handwritten import marked
+from bcnet.utils.modes import quiet
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -92,18 +92,13 @@ class _ReplacedError(RuntimeError):
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Suppress the pages that torch prints when it fails: the error says what is needed."""
-    noisy = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
-    levels = [noise.level for noise in noisy]
-    for noise in noisy:
-        noise.setLevel(logging.ERROR)
-    try:
-        silent = io.StringIO()
-        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for noise, level in zip(noisy, levels, strict=True):
-            noise.setLevel(level)
+    silent = io.StringIO()
+    with (
+        quiet(logging.ERROR, "torch.export", "torch.fx.experimental.symbolic_shapes"),
+        contextlib.redirect_stdout(silent),
+        contextlib.redirect_stderr(silent),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bcnet.space.axis import Axis
-from bcnet.supernet.supernet import Plan, Supernet
+from bcnet.supernet.supernet import Selection, Supernet
 
 
 class PathGradients:
@@ -34,17 +34,17 @@ class PathGradients:
                 p.grad = torch.zeros_like(p, memory_format=torch.preserve_format)
         torch._foreach_zero_([p.grad for p in live if p.grad is not None])
 
-    def leaves(self, plan: Plan) -> list[Tensor]:
+    def leaves(self, selection: Selection) -> list[Tensor]:
         """The path's views, those of parameters as leaves that take a gradient."""
         with torch.no_grad():
-            views = self.net.views(plan)
+            views = self.net.views(selection)
         return [view if p is None else view.requires_grad_() for view, p in zip(views, self.parameters, strict=True)]
 
-    def add(self, plan: Plan, gradients: Sequence[Tensor | None]) -> None:
+    def add(self, selection: Selection, gradients: Sequence[Tensor | None]) -> None:
         """Add the gradients of a path's leaves (None where there is none) to their places."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
-        blocks = dict(zip(self.net.varying, self.net.blocks(plan), strict=True))
+        blocks = dict(zip(self.net.varying, self.net.blocks(selection), strict=True))
         for number, (parameter, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
             whole = None if parameter is None else parameter.grad
             if whole is None or gradient is None:
@@ -54,28 +54,28 @@ class PathGradients:
                 targets.append(whole[block])
                 sources.append(gradient)
                 continue
-            for target, source in places(whole, gradient, self._axes[number], plan, self.net.total_units):
+            for target, source in places(whole, gradient, self._axes[number], selection, self.net.total_units):
                 targets.append(target)
                 sources.append(source)
         torch._foreach_add_(targets, sources)
 
-    def backward(self, loss: Tensor, runs: Sequence[tuple[Plan, Sequence[Tensor]]]) -> None:
+    def backward(self, loss: Tensor, runs: Sequence[tuple[Selection, Sequence[Tensor]]]) -> None:
         """Differentiate ``loss`` with respect to the leaves of all ``runs`` and add the gradients."""
         wanted = [[leaf for leaf in leaves if leaf.requires_grad] for _, leaves in runs]
         found = iter(torch.autograd.grad(loss, [leaf for row in wanted for leaf in row], allow_unused=True))
         with torch.no_grad():
-            for plan, leaves in runs:
-                self.add(plan, [next(found) if leaf.requires_grad else None for leaf in leaves])
+            for selection, leaves in runs:
+                self.add(selection, [next(found) if leaf.requires_grad else None for leaf in leaves])
 
 
 def places(
-    whole: Tensor, part: Tensor, axes: tuple[Axis, ...] | None, plan: Plan, total: Sequence[int]
+    whole: Tensor, part: Tensor, axes: tuple[Axis, ...] | None, selection: Selection, total: Sequence[int]
 ) -> list[tuple[Tensor, Tensor]]:
     """Where the pieces of a sliced gradient belong in the whole one: pairs of views."""
     if axes is None:
         return [(whole, part)]
     pieces = [
-        axis.pieces(plan.units, total, plan.side) if axis.variables else ((0, whole.shape[dim]),)
+        axis.pieces(selection.units, total, selection.side) if axis.variables else ((0, whole.shape[dim]),)
         for dim, axis in enumerate(axes)
     ]
     if all(len(p) == 1 for p in pieces):

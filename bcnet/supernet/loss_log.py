@@ -2,8 +2,8 @@
 
 A loss of step t is divided by the loss expected at that step: a running mean of the steps' mean losses,
 ``e_t = decay * e_(t-1) + (1 - decay) * mean_t`` from ``e_0 = 0``, divided by ``1 - decay^t`` so that the start counts
-no zeros. Below 1 is better than widths usually did at that time. A short memory (ten steps) is meant: a longer one
-lags behind a falling loss and would make every width of the early steps look good.
+no zeros. Below 1 is better than widths usually did at that time. The memory is short on purpose (ten steps): a longer
+one lags behind a falling loss and would make every width of the early steps look good.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DTYPES = {"steps": np.int64, "widths": np.int32, "losses": np.float32, "normali
 class LossLog:
     """Rows of (step, widths (L,), loss, normalised loss), one for every path of every step.
 
-    Memory is bounded: at ``capacity`` rows the older half is forgotten. A loss that is no finite number is kept,
+    Memory is bounded: at ``capacity`` rows the older half is forgotten. A loss that is not finite is kept,
     but takes no part in the expected loss nor in :meth:`best`.
     """
 
@@ -57,12 +57,6 @@ class LossLog:
     def __len__(self) -> int:
         self._flush()
         return self._rows
-
-    @property
-    def expected(self) -> float:
-        """The loss expected now; not a number before the first step."""
-        self._flush()
-        return self._mean / self._weight if self._weight else math.nan
 
     @property
     def steps(self) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 Learning for Automatic Neural Network Channel Pruning").
 
 Every weight of two or more dimensions that varies with widths has a generator of its own, two linear layers that see
-the whole width vector, where MetaPruning's see the widths before and behind a layer; the second one's bias is the
+the whole width vector, where MetaPruning's see the widths before and after a layer; the second one's bias is the
 supernet's own parameter. What it generates is cut to the path as UA's paths are, from the left. Norms are shared, where
 MetaPruning has one for every width. Training draws random widths; scoring is the supernet's.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bcnet.data.source import Source
 from bcnet.space.network import NetworkSpace
-from bcnet.supernet.supernet import Plan, Supernet
+from bcnet.supernet.supernet import Selection, Supernet
 from bcnet.supernet.training import SupernetTraining
 from bcnet.training.loop import Loop, Progress
 from bcnet.training.task import Task
@@ -40,17 +40,17 @@ class MetaSupernet(Supernet):
         self.see = nn.ModuleList([nn.Linear(len(space), HIDDEN) for _ in self._numbers])
         self.make = nn.ModuleList([_maker(self.state()[i].detach()) for i in self._numbers])
 
-    def views(self, plan: Plan) -> list[Tensor]:
+    def views(self, selection: Selection) -> list[Tensor]:
         state = self.state()
-        units = torch.tensor(plan.units, dtype=state[0].dtype, device=state[0].device)
+        units = torch.tensor(selection.units, dtype=state[0].dtype, device=state[0].device)
         vector = units / units.new_tensor(self.total_units)
         for number, see, make in zip(self._numbers, self.see, self.make, strict=True):
             state[number] = state[number] + make(see(vector).relu()).view(state[number].shape)
-        return self.cut(state, plan)
+        return self.cut(state, selection)
 
 
 def _maker(weight: Tensor) -> nn.Linear:
-    """From what a generator sees to what it adds to ``weight``: at first about a tenth of it."""
+    """The layers from what a generator sees to what it adds to ``weight``: at first about a tenth of it."""
     found = nn.Linear(HIDDEN, weight.numel(), bias=False)
     nn.init.normal_(found.weight, std=0.1 * float(weight.std()) / HIDDEN**0.5)
     return found
@@ -82,9 +82,9 @@ class _Loop(Loop):
         paths = self.config.sampling.paths(self.step, self.config.seed, self.net.space, self.net.principle)
         losses = []
         for path in paths:
-            plan = self.net.plan(path.widths, path.side)
+            selection = self.net.select(path.widths, path.side)
             with self.autocast():
-                loss = self.task.loss(self.net.run(plan, x, self.net.views(plan)), y)
+                loss = self.task.loss(self.net.run(selection, x, self.net.views(selection)), y)
             (loss * path.weight).backward()
             losses.append(loss.detach())
         return torch.stack(losses)

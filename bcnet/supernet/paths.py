@@ -26,7 +26,7 @@ from bcnet.utils.settings import Count, Share, checked
 
 @dataclass(frozen=True)
 class Path:
-    """One (widths, side) to train, the weight of its loss, and whom it learns from."""
+    """One (widths, side) to train, the weight of its loss, and the path it learns from."""
 
     widths: tuple[int, ...]
     side: Side
@@ -88,7 +88,7 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to train and read a supernet: principle and path sampling."""
+    """A way to train a supernet and to score with it: principle and path sampling."""
 
     principle: str
     sampling: PathSampling

@@ -88,7 +88,7 @@ def _base_width(variable: WidthVariable) -> int:
 def _base_width_less_a_step(variable: WidthVariable) -> int:
     """``l_s - d`` with the step d = (l - l_s)/(K - 1), as the paper prints it.
 
-    Where d is no whole number of units it is rounded (halves up); it is at most l_s, so that width l
+    Where d is not a whole number of units it is rounded (halves up); it is at most l_s, so that width l
     still fits; and a single candidate has no step, so d is 0.
     """
     steps = len(variable.candidates) - 1

@@ -19,7 +19,7 @@ from torch import Tensor
 from bcnet.data.source import Batch, Source
 from bcnet.errors import BcnetError
 from bcnet.space.widths import Floats, Side, Widths
-from bcnet.supernet.supernet import Plan, Stats, Supernet
+from bcnet.supernet.supernet import Selection, Stats, Supernet
 from bcnet.training import distributed
 from bcnet.training.allocator import tune_allocator
 from bcnet.training.task import Task
@@ -28,8 +28,8 @@ from bcnet.utils.modes import evaluation_mode
 
 @dataclass(frozen=True)
 class Scores:
-    """Of n widths: ``score`` (accuracy) and ``loss``, each (n,), the mean of the sides; ``by_side`` holds
-    both for every side (n, sides); ``extra`` are the task's further scores, such as ``top5``."""
+    """The scores of n configurations: ``score`` (accuracy) and ``loss``, each (n,), the mean of the sides; ``by_side``
+    holds both for every side (n, sides); ``extra`` are the task's further scores, such as ``top5``."""
 
     score: Floats
     loss: Floats
@@ -41,7 +41,7 @@ class Scores:
 class PathRun:
     """One path that is being scored."""
 
-    plan: Plan
+    selection: Selection
     views: list[Tensor]
     stats: Stats | None
 
@@ -119,7 +119,7 @@ class Evaluator:
         return rows
 
     def _scores(self, table: Floats) -> Scores:
-        """From a table (n, sides, measures)."""
+        """The scores in a table (n, sides, measures)."""
         names = ("score", "loss", *(name for name, _ in self.task.extra))
         by_side = {name: table[:, :, k] for k, name in enumerate(names)}
         mean = {name: values.mean(axis=1) for name, values in by_side.items()}
@@ -145,7 +145,7 @@ class Evaluator:
     def _on_batch(self, run: PathRun, x: Tensor, y: Tensor) -> Tensor:
         """Mean score, loss and extra scores of a path on a batch: (measures,)."""
         with self._autocast():
-            output = self.net.run(run.plan, x, run.views, run.stats)
+            output = self.net.run(run.selection, x, run.views, run.stats)
         return self._judged(output, y)
 
     def _judged(self, output: Any, y: Tensor) -> Tensor:
@@ -160,16 +160,16 @@ class Evaluator:
     @torch.no_grad()
     def _run(self, widths: Widths, side: Side) -> PathRun:
         """A path with its batch-norm statistics: the mean over the recalibration batches, if there are any."""
-        plan = self.net.plan(widths, side)
-        views = self.net.views(plan)
+        selection = self.net.select(widths, side)
+        views = self.net.views(selection)
         if not self.recalibrate:
-            return PathRun(plan, views, None)
+            return PathRun(selection, views, None)
         total: Stats = {}
         for x, _ in self.recalibrate:
             with self._autocast():
-                found = self.net.statistics(plan, x, views)
+                found = self.net.statistics(selection, x, views)
             total = {name: total.get(name, 0) + value for name, value in found.items()}
-        return PathRun(plan, views, {name: value / len(self.recalibrate) for name, value in total.items()})
+        return PathRun(selection, views, {name: value / len(self.recalibrate) for name, value in total.items()})
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)

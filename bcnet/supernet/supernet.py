@@ -35,8 +35,8 @@ Tap = Callable[[Tensor, str], Tensor]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Where one (widths, side) finds its channels: ``sizes`` fill the graph's slots."""
+class Selection:
+    """The channels that one (widths, side) selects; ``sizes`` fill the graph's slots."""
 
     units: tuple[int, ...]
     side: Side
@@ -66,7 +66,7 @@ class Supernet(nn.Module):
         self._state = [held_by(self, name) for name in self._graph.names]
         self._cuts = self._graph.cuts()
         self._blocks: dict[tuple[object, ...], tuple[slice, ...] | None] = {}
-        self._latest: tuple[Plan | None, list[tuple[slice, ...] | None]] = (None, [])
+        self._latest: tuple[Selection | None, list[tuple[slice, ...] | None]] = (None, [])
 
     def __setattr__(self, name: str, value: Any) -> None:
         # What is private here is no layer, and a network's layer may have the same name.
@@ -95,7 +95,8 @@ class Supernet(nn.Module):
         twin.__dict__ = copy.deepcopy(self.__dict__, memo)
         return twin
 
-    def plan(self, widths: ArrayLike, side: Side = "left") -> Plan:
+    def select(self, widths: ArrayLike, side: Side = "left") -> Selection:
+        """The channels that a path takes."""
         checked = self._space.check(widths)
         if checked.ndim != 1:
             raise BcnetError("a path takes the widths of one network, a row of numbers")
@@ -103,15 +104,15 @@ class Supernet(nn.Module):
             raise BcnetError(f"side is {side!r}, but it must be left or right")
         units = tuple(self._space.units(checked))
         taken: Side = side if side in self._principle.sides else "left"
-        return Plan(units, taken, tuple(size.at(units) for size in self._graph.sizes))
+        return Selection(units, taken, tuple(size.at(units) for size in self._graph.sizes))
 
     def forward(self, x: Any, widths: ArrayLike, side: Side = "left", stats: Stats | None = None) -> Any:
         """The output of one path on ``x`` (n, C, H, W), or on the tuple or dictionary that the network takes.
 
         Batch norm uses the statistics of this batch, or those in ``stats`` (see :meth:`statistics`).
         """
-        plan = self.plan(widths, side)
-        return self.run(plan, x, self.views(plan), stats)
+        selection = self.select(widths, side)
+        return self.run(selection, x, self.views(selection), stats)
 
     @property
     def total_units(self) -> list[int]:
@@ -126,30 +127,32 @@ class Supernet(nn.Module):
         """How each of :meth:`state` is made up of variables; None where it does not vary."""
         return self._graph.axes
 
-    def views(self, plan: Plan) -> list[Tensor]:
+    def views(self, selection: Selection) -> list[Tensor]:
         """The slices of :meth:`state` that a path uses; running statistics, which it does not, are left whole."""
-        return self.cut(self.state(), plan)
+        return self.cut(self.state(), selection)
 
-    def cut(self, state: Sequence[Tensor], plan: Plan) -> list[Tensor]:
+    def cut(self, state: Sequence[Tensor], selection: Selection) -> list[Tensor]:
         """The slices of tensors, in the order of :meth:`state`, that a path uses."""
         found = list(state)
-        for (number, axes, _), block in zip(self._cuts, self.blocks(plan), strict=True):
-            whole = found[number]
-            found[number] = sliced(whole, axes, plan.units, self._total, plan.side) if block is None else whole[block]
+        for (number, axes, _), block in zip(self._cuts, self.blocks(selection), strict=True):
+            found[number] = self._sliced(found[number], axes, selection) if block is None else found[number][block]
         return found
 
-    def blocks(self, plan: Plan) -> list[tuple[slice, ...] | None]:
-        """Indices of the slices that a path uses, None for one that is no single block."""
-        if self._latest[0] is not plan:
-            self._latest = plan, [self._block(plan, *cut) for cut in self._cuts]
+    def _sliced(self, tensor: Tensor, axes: tuple[Axis, ...], selection: Selection) -> Tensor:
+        return sliced(tensor, axes, selection.units, self._total, selection.side)
+
+    def blocks(self, selection: Selection) -> list[tuple[slice, ...] | None]:
+        """Indices of the slices that a path uses, None for one that is not a single block."""
+        if self._latest[0] is not selection:
+            self._latest = selection, [self._block(selection, *cut) for cut in self._cuts]
         return self._latest[1]
 
     def _block(
-        self, plan: Plan, number: int, axes: tuple[Axis, ...], variables: tuple[int, ...]
+        self, selection: Selection, number: int, axes: tuple[Axis, ...], variables: tuple[int, ...]
     ) -> tuple[slice, ...] | None:
-        key = (number, plan.side, *[plan.units[v] for v in variables])
+        key = (number, selection.side, *[selection.units[v] for v in variables])
         if key not in self._blocks:
-            self._blocks[key] = block_of(axes, plan.units, self._total, plan.side)
+            self._blocks[key] = block_of(axes, selection.units, self._total, selection.side)
         return self._blocks[key]
 
     @property
@@ -158,7 +161,7 @@ class Supernet(nn.Module):
         return [number for number, *_ in self._cuts]
 
     def run(
-        self, plan: Plan, x: Any, views: Sequence[Tensor], stats: Stats | None = None, tap: Tap | None = None
+        self, selection: Selection, x: Any, views: Sequence[Tensor], stats: Stats | None = None, tap: Tap | None = None
     ) -> Any:
         """Run the graph on views that :meth:`views` gave (or on leaves made of them).
 
@@ -167,16 +170,16 @@ class Supernet(nn.Module):
         if tap is not None and self._tapped is None:
             self._tapped = _PathGraph(self._space, tapped=True)
         graph = self._graph if tap is None or self._tapped is None else self._tapped
-        return graph.call(x, self._given(views, stats), plan.sizes, stats is None, self.training, tap)
+        return graph.call(x, self._given(views, stats), selection.sizes, stats is None, self.training, tap)
 
     @torch.no_grad()
-    def statistics(self, plan: Plan, x: Any, views: Sequence[Tensor]) -> Stats:
+    def statistics(self, selection: Selection, x: Any, views: Sequence[Tensor]) -> Stats:
         """The statistics of the batch ``x`` at every batch norm of a path, by buffer name; dropout is off."""
         stats = {
-            name: torch.zeros_like(sliced(views[i], self._graph.axes[i] or (), plan.units, self._total, plan.side))
+            name: torch.zeros_like(self._sliced(views[i], self._graph.axes[i] or (), selection))
             for i, name in self._graph.statistics.items()
         }
-        self._graph.call(x, self._given(views, stats), plan.sizes, True, False)
+        self._graph.call(x, self._given(views, stats), selection.sizes, True, False)
         return stats
 
     def _given(self, views: Sequence[Tensor], stats: Stats | None) -> list[Tensor | None]:

@@ -165,21 +165,21 @@ class _Loop(Loop):
         with torch.no_grad():
             wide, narrow, share = self.widths.sample()
         mix = Mix(narrow, share.tolist())
-        plan = self.net.plan(wide)
-        leaves = self.gradients.leaves(plan)
+        selection = self.net.select(wide)
+        leaves = self.gradients.leaves(selection)
         with self.autocast():
-            loss = self.task.loss(self.net.run(plan, x, leaves, tap=mix.tap(self.net)), y)
-        self.gradients.backward(loss / PASSES, [(plan, leaves)])
+            loss = self.task.loss(self.net.run(selection, x, leaves, tap=mix.tap(self.net)), y)
+        self.gradients.backward(loss / PASSES, [(selection, leaves)])
         return loss.detach()
 
     def _learn_widths(self, x: Tensor, y: Tensor, size: int) -> None:
         wide, narrow, share = self.widths.sample()
         mix = Mix(narrow, share)
-        plan = self.net.plan(wide)
+        selection = self.net.select(wide)
         with torch.no_grad():
-            views = self.net.views(plan)
+            views = self.net.views(selection)
         with self.autocast():
-            loss = self.task.loss(self.net.run(plan, x[:size], views, tap=mix.tap(self.net)), y[:size])
+            loss = self.task.loss(self.net.run(selection, x[:size], views, tap=mix.tap(self.net)), y[:size])
         if self.spending is not None:
             loss = loss + self.spending.loss(self.widths)
         self.architect.zero_grad()

@@ -1,6 +1,6 @@
-"""Training a supernet: paths of a strategy, step by step, on the shared loop.
+"""Training a supernet: the paths of a path sampling, step by step, on the shared loop.
 
-Every step runs the strategy's paths on one batch; each path's loss is logged with its widths.
+Every step runs its paths on one batch; each path's loss is logged with its widths.
 """
 
 from __future__ import annotations
@@ -161,10 +161,10 @@ class _Trainer(Loop):
         runs: list[tuple[Any, list[Tensor]]] = []
         teachers: dict[str, Any] = {}
         for path in paths:
-            plan = self.net.plan(path.widths, path.side)
-            leaves = self.gradients.leaves(plan)
+            selection = self.net.select(path.widths, path.side)
+            leaves = self.gradients.leaves(selection)
             with self.autocast():
-                output = self.net.run(plan, x, leaves)
+                output = self.net.run(selection, x, leaves)
                 loss = self.task.loss(output, y)
                 learnt = loss
                 if path.learns == "teacher" and self.task.distil is not None:
@@ -173,7 +173,7 @@ class _Trainer(Loop):
                 teachers[path.side] = torch.utils._pytree.tree_map(lambda t: t.detach(), output)
             losses.append(loss.detach() * share)
             pending.append(learnt * (path.weight * share))
-            runs.append((plan, leaves))
+            runs.append((selection, leaves))
             if self.config.backward == "path" or path is paths[-1]:
                 self.gradients.backward(torch.stack(pending).sum(), runs)
                 pending, runs = [], []

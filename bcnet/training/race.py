@@ -24,7 +24,7 @@ from bcnet.data.source import Batch, Data, First, Source
 from bcnet.space.state import duplicate
 from bcnet.training import distributed
 from bcnet.training.loop import History, Loop, Progress
-from bcnet.training.retraining import FastStep, Retraining, evaluate, open_training, retrain
+from bcnet.training.retraining import FastStep, Retrainer, Retraining, evaluate, retrain
 from bcnet.training.task import Task
 from bcnet.utils.settings import Count, checked
 
@@ -221,7 +221,7 @@ class Racing:
         if entry.name not in self._built:
             self._built[entry.name] = entry.build()
         network, curve = self._built[entry.name], list[dict[str, Any]]()
-        training = open_training(
+        training = Retrainer(
             network, self.data.train, self.config, self.task, self.teacher, folder / entry.name, self.fast
         )
         training.run(self._watched(entry.name, training, curve, progress), epochs)
@@ -264,8 +264,8 @@ class _InParts:
 
 
 def _worse(one: dict[str, Any], other: dict[str, Any], errors: float) -> bool:
-    """Whether ``one`` is worse by more than so many standard errors; where measurements have too few parts to tell, or
-    other ones, it is."""
+    """Whether ``one`` is worse by more than this many standard errors; it counts as worse where measurements
+    have too few parts to tell, or different ones."""
     parts = [np.array(measured.get("parts", ())) for measured in (one, other)]
     if len(parts[0]) < 2 or len(parts[0]) != len(parts[1]):
         return True

@@ -28,7 +28,7 @@ NEAR = 0.01
 """Of losses that differ by no more than this share of the least, the one of the highest rate counts as the best: a long
 training bears a higher rate than a short one (docs/results/fine-tuning-rate.md)."""
 SHARE = 10
-"""A probe takes one of so many parts of the whole training."""
+"""A probe takes one part in this many of the whole training."""
 LEAST = 30
 """Steps that a probe takes at the least, as far as the whole training has as many: few steps tell nothing."""
 USUAL = 3

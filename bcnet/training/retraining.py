@@ -29,7 +29,7 @@ from bcnet.training.task import Task
 from bcnet.utils.modes import evaluation_mode
 from bcnet.utils.settings import Count, Natural, NotNegative, Positive, Share, checked
 
-Told = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 Step = Callable[[Tensor, Tensor], Tensor]
 Loss = Callable[[Any, Tensor, Any], Tensor]
 """A loss of a network's output, the targets and the teacher's output (None without a teacher)."""
@@ -100,28 +100,15 @@ def retrain(
     *,
     teacher: nn.Module | None = None,
     folder: str | Path | None = None,
-    progress: Told | None = None,
+    progress: OnProgress | None = None,
     fast: FastStep | None = None,
 ) -> History:
     """Train ``network`` in place; with ``folder``, checkpoints go there and a stopped training goes on. ``fast`` may
     take the place of autograd where it can."""
-    loop = open_training(network, source, config, task, teacher, folder, fast)
+    loop = Retrainer(network, source, config, task, teacher, folder, fast)
     loop.run(progress)
     loop.finish()
     return loop.history
-
-
-def open_training(
-    network: nn.Module,
-    source: Source,
-    config: Retraining,
-    task: Task | None = None,
-    teacher: nn.Module | None = None,
-    folder: str | Path | None = None,
-    fast: FastStep | None = None,
-) -> _Retrainer:
-    """The training of ``network`` in place, to be run in parts: ``run(progress, epochs)``, then ``finish()``."""
-    return _Retrainer(network, source, config, task, teacher, folder, fast)
 
 
 def train_random(
@@ -144,12 +131,12 @@ def train_random(
     scores = []
     for number in range(baseline.networks):
         network = build(number)
-        loop = _Retrainer(network, data.train, config, task, teacher, folder / f"{number:03d}")
+        loop = Retrainer(network, data.train, config, task, teacher, folder / f"{number:03d}")
         loop.run(_numbered(progress, number), baseline.epochs)
         scores.append(evaluate(network, data.val, loop.task, bf16=config.optimisation.bf16)["score"])
     best = max(range(len(scores)), key=lambda n: scores[n])
     network = build(best)
-    loop = _Retrainer(network, data.whole or data.train, config, task, teacher, folder / "best")
+    loop = Retrainer(network, data.whole or data.train, config, task, teacher, folder / "best")
     if not checkpoint.exists(folder / "best"):
         loop.restore(folder / f"{best:03d}")
         loop.step = baseline.epochs * loop.per_epoch
@@ -158,14 +145,14 @@ def train_random(
     return best, network, scores, loop.history
 
 
-def _numbered(progress: Callable[[int, Progress], None] | None, number: int) -> Told | None:
+def _numbered(progress: Callable[[int, Progress], None] | None, number: int) -> OnProgress | None:
     return None if progress is None else lambda state: progress(number, state)
 
 
 @torch.no_grad()
 def evaluate(network: nn.Module, source: Source, task: Task | None = None, *, bf16: bool = False) -> dict[str, float]:
     """Mean ``score`` and ``loss`` of a network over all batches, the task's further scores by name, and the ``count``
-    of samples; a :class:`BcnetError` where there are none, or where a mean is no finite number."""
+    of samples; a :class:`BcnetError` where there are none, or where a mean is not finite."""
     task = task or Task.classification()
     names = ["score", "loss", *(name for name, _ in task.extra)]
     total, count = torch.zeros(len(names), dtype=torch.float64), 0
@@ -261,7 +248,9 @@ def _output(network: nn.Module, x: Tensor) -> Any:
     return torch.cat([_output(network, half) for half in x.chunk(2)])
 
 
-class _Retrainer(Loop):
+class Retrainer(Loop):
+    """The training of ``network`` in place, to be run in parts: ``run(progress, epochs)``, then ``finish()``."""
+
     config: Retraining
 
     def __init__(
@@ -269,9 +258,9 @@ class _Retrainer(Loop):
         network: nn.Module,
         source: Source,
         config: Retraining,
-        task: Task | None,
-        teacher: nn.Module | None,
-        folder: str | Path | None,
+        task: Task | None = None,
+        teacher: nn.Module | None = None,
+        folder: str | Path | None = None,
         fast: FastStep | None = None,
     ):
         super().__init__(network, source, config, folder)

@@ -86,7 +86,7 @@ class Task:
         return Task(loss, correct, (("top5", top5),), soft_cross_entropy, fits, "accuracy", "%")
 
     def check(self, output: Any, target: Any) -> None:
-        """A :class:`BcnetError` if this task cannot be learnt from such outputs and targets of one batch."""
+        """Raise a :class:`BcnetError` if this task cannot be learnt from such outputs and targets of one batch."""
         if self.fits is not None:
             self.fits(output, target)
         loss = _mean("loss", self.loss, output, target)
@@ -110,7 +110,7 @@ class Task:
 
 
 def check_logits(output: Any, target: Any, classes: int | None = None) -> None:
-    """A :class:`BcnetError` if outputs are not logits (n, classes), or targets are not labels (n,) for them."""
+    """Raise a :class:`BcnetError` if outputs are not logits (n, classes), or targets are not labels (n,) for them."""
     way_out = "give a Task with a loss and a score of your own"
     if not isinstance(output, Tensor) or output.dim() != 2:
         raise BcnetError(f"the network gives {_form(output)}, but classification needs logits (n, classes): {way_out}")

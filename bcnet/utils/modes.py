@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
@@ -20,6 +22,21 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def quiet(level: int, *loggers: str) -> Iterator[None]:
+    """No warnings, and nothing below ``level`` from these loggers."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, loggers)}
+    for logger in levels:
+        logger.setLevel(level)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, own in levels.items():
+            logger.setLevel(own)
 
 
 @contextmanager

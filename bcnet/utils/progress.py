@@ -271,7 +271,7 @@ def training_steps(listener: Listener, name: str) -> Callable[[Progress], None]:
 
 
 @contextmanager
-def shown() -> Iterator[Listener]:
+def terminal_listener() -> Iterator[Listener]:
     """A listener for this terminal; the first Ctrl-C ends the work after the step at hand, the second at once."""
     listener = Bars() if sys.stderr.isatty() else Lines()
 

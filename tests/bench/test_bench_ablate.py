@@ -9,7 +9,7 @@ import pytest
 import terminal
 import tinyrun
 
-from bcnet.bench.ablate import Ablation, figure, summary, variants
+from bcnet.bench.ablate import Ablation, chart, summary, variants
 from bcnet.errors import BcnetError
 from bcnet.run.recipe import Recipe
 
@@ -50,7 +50,7 @@ def test_an_ablation_shares_supernets_and_goes_on(tmp_path: Path) -> None:
     found = summary(rows)
     assert len(found) == len(chosen)
     assert all(row["half"] >= 0 and len(row["by_seed"]) == 2 for row in found)
-    assert all(row["variant"] in figure(found) for row in found)
+    assert all(row["variant"] in chart(found) for row in found)
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_variant_that_cannot_hold_the_budget_has_a_row_and_the_others_go_on(tm
     found = summary(rows)
     assert (found[0]["mean"], found[0]["by_seed"], found[0]["failed"]) == (None, [], 1)
     assert found[1]["mean"] == fits["accuracy"]
-    assert "cannot hold the budget" in figure(found)
+    assert "cannot hold the budget" in chart(found)
     again = Ablation(narrow, tmp_path / "out").work([*reversed(chosen)], [0])  # a failure is not tried again
     assert again == rows
     file = tmp_path / "narrow.yaml"

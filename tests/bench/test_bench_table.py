@@ -239,19 +239,19 @@ def test_fetch_writes_a_verified_table_and_keeps_it(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / FILE.name).write_bytes(FILE.read_bytes())
-    got = fetch(SPACE, source=source.as_uri())
+    got = fetch(SPACE, url=source.as_uri())
     assert got == cache_folder() / FILE.name
     assert ChannelBench.load(SPACE).released
     (source / FILE.name).unlink()
-    assert fetch(SPACE, source=source.as_uri()) == got
+    assert fetch(SPACE, url=source.as_uri()) == got
     assert [file.name for file in got.parent.iterdir()] == [FILE.name]
 
 
 def test_fetch_refuses_what_is_not_the_released_table(tmp_path: Path) -> None:
     (tmp_path / FILE.name).write_bytes(b"{}")
-    source = tmp_path.as_uri()
-    assert failure(fetch, SPACE, tmp_path / "to", source=source) == (
-        f"{source}/synthetic_table.json is not the released table (SHA-256 44136fa355b3, expected 57469f7c825d), "
+    url = tmp_path.as_uri()
+    assert failure(fetch, SPACE, tmp_path / "to", url=url) == (
+        f"{url}/synthetic_table.json is not the released table (SHA-256 44136fa355b3, expected 57469f7c825d), "
         "so nothing was written: get the file from https://github.com/xiusu/Channel-Bench-Macro "
         "and name it with --table"
     )
@@ -277,7 +277,7 @@ def test_fetch_without_a_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 def test_fetch_into_a_place_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / FILE.name
-    assert failure(fetch, SPACE, tmp_path / "file", source=FILE.parent.as_uri()) == (
+    assert failure(fetch, SPACE, tmp_path / "file", url=FILE.parent.as_uri()) == (
         f"cannot write {target}: a file is where a folder should be, so move it away or choose another folder"
     )
 

@@ -12,10 +12,10 @@ _trace = LoadedModel.space
 _known: dict[str, NetworkSpace] = {}
 
 
-def space_of(source: LoadedModel, **options: Any) -> NetworkSpace:
-    """``source.space(**options)``, traced once for each source and options in a run of the tests."""
+def space_of(loaded: LoadedModel, **options: Any) -> NetworkSpace:
+    """``loaded.space(**options)``, traced once for each network and options in a run of the tests."""
     chosen = _DEFAULTS | options
-    key = repr((source.spec, source.input_shape, {**chosen, "ignore": tuple(chosen["ignore"])}))
+    key = repr((loaded.spec, loaded.input_shape, {**chosen, "ignore": tuple(chosen["ignore"])}))
     if key not in _known:
-        _known[key] = _trace(source, **options)
+        _known[key] = _trace(loaded, **options)
     return _known[key]

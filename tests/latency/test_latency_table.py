@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
 from bcnet.latency import table as latency_module
-from bcnet.latency.table import LatencyTable, Measured, measure_networks, measure_table
+from bcnet.latency.table import LatencyTable, Measured, measure_table
 from bcnet.latency.timing import TURNS, Operation, TimingConfig, onnx_layer, open_timer
 from bcnet.search import Constraints, SearchConfig, search
 from bcnet.space.network import NetworkSpace, trace
@@ -217,9 +217,7 @@ def test_search_under_a_latency_budget(space: NetworkSpace, pretended: Pretended
     budget = Constraints(space, costs, ["latency=60%"]).budgets[0]
     assert result.best is not None
     assert result.best.costs["latency"] <= budget.limit
-    (found,) = measure_networks(space, table, [result.best.widths])
-    assert found.predicted == result.best.costs["latency"]
-    assert found.measured == pytest.approx(found.predicted, rel=0.01)
+    assert table([result.best.widths]).tolist() == [result.best.costs["latency"]]
 
 
 def test_real_clock_gives_plausible_figures(space: NetworkSpace) -> None:

@@ -1,4 +1,4 @@
-"""Networks of the zoo as sources: the variables that tracing finds, and their costs."""
+"""Networks of the zoo as they are loaded: the variables that tracing finds, and their costs."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def test_zoo_networks_draw_their_weights_as_torch_does(name: str) -> None:
                 assert layer.weight.std().item() == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
 
 
-def test_a_zoo_source_knows_itself() -> None:
-    source = load_model("digits_cnn")
-    assert (source.spec, source.input_shape, source.classes) == ("zoo:digits_cnn", (1, 8, 8), 10)
-    assert source.example.shape == (1, 1, 8, 8)
-    assert source.example.std() > 0.5
+def test_a_zoo_network_knows_itself() -> None:
+    loaded = load_model("digits_cnn")
+    assert (loaded.spec, loaded.input_shape, loaded.classes) == ("zoo:digits_cnn", (1, 8, 8), 10)
+    assert loaded.example.shape == (1, 1, 8, 8)
+    assert loaded.example.std() > 0.5
     wide = load_model("zoo:digits_cnn", (1, 16, 16), classes=3)
     assert wide.model(wide.example.expand(2, -1, -1, -1)).shape == (2, 3)
     assert (wide.input_shape, wide.classes) == ((1, 16, 16), 3)

@@ -20,7 +20,7 @@ from bcnet.errors import BcnetError
 from bcnet.models import weights
 from bcnet.models.weights import load_weights
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 
 def network(classes: int = 5, seed: int = 0) -> nn.Sequential:
@@ -32,11 +32,11 @@ TRAINED = network(seed=1).state_dict()
 OTHER = network(seed=2).state_dict()
 
 
-def same(net: nn.Module, state: State) -> bool:
+def same(net: nn.Module, state: StateDict) -> bool:
     return all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
 
-def prefixed(prefix: str, state: State = TRAINED) -> State:
+def prefixed(prefix: str, state: StateDict = TRAINED) -> StateDict:
     return {f"{prefix}{name}": value for name, value in state.items()}
 
 
@@ -96,11 +96,11 @@ class Bomb:
         return os.system, (f"touch {self.place}",)
 
 
-def half_of(state: State) -> State:
+def half_of(state: StateDict) -> StateDict:
     return dict(list(state.items())[: len(state) // 2])
 
 
-def spoilt(value: float) -> State:
+def spoilt(value: float) -> StateDict:
     state = copy.deepcopy(TRAINED)
     state["3.bias"][1] = value
     return state

@@ -61,17 +61,17 @@ def edit(folder, **changes):
 
 
 def test_network_of_the_zoo_comes_back_from_its_name(tmp_path):
-    source = load_model("zoo:digits_cnn")
-    space = source.space()
+    original = load_model("zoo:digits_cnn")
+    space = original.space()
     widths = [(low + high) // 2 for low, high in zip(space.min, space.max, strict=True)]
     network = space.build(widths).eval()
     named = dict(zip(space.names, map(int, widths), strict=True))
-    save(tmp_path, network, Description(named, (source.input_shape,), source.spec, source.classes))
+    save(tmp_path, network, Description(named, (original.input_shape,), original.spec, original.classes))
     loaded = load(tmp_path)
     assert not loaded.training
-    x = torch.randn(3, *source.input_shape)
+    x = torch.randn(3, *original.input_shape)
     assert torch.equal(loaded(x), network(x))
-    assert type(loaded) is type(source.model)
+    assert type(loaded) is type(original.model)
 
 
 @pytest.mark.parametrize("model", [Own, Own()], ids=["class", "network"])
@@ -188,13 +188,13 @@ def test_a_huge_width_is_refused_before_it_is_built(copied):
 @pytest.mark.filterwarnings("ignore")
 def test_networks_of_other_packages_come_back_from_their_name(spec, tmp_path):
     try:
-        source = load_model(spec, (3, 64, 64), 7)
+        original = load_model(spec, (3, 64, 64), 7)
     except BcnetError as error:
         pytest.skip(str(error))
-    space = source.space()
+    space = original.space()
     network = space.build(space.min).eval()
     widths = dict(zip(space.names, map(int, space.min), strict=True))
-    save(tmp_path, network, Description(widths, (source.input_shape,), spec, 7))
+    save(tmp_path, network, Description(widths, (original.input_shape,), spec, 7))
     x = torch.randn(2, 3, 64, 64)
     assert torch.equal(load(tmp_path)(x), network(x))
 

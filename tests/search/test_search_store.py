@@ -21,7 +21,7 @@ from search_cases import Concave, chain
 
 from bcnet.errors import BcnetError
 from bcnet.search import SearchConfig, SearchResult, TrialStore, search
-from bcnet.search.rows import add_up, row_digest
+from bcnet.search.rows import row_digest, sum_of_digests
 from bcnet.search.store import DamagedTrials
 from bcnet.space.widths import Widths
 
@@ -195,7 +195,7 @@ def test_odd_cells_with_right_digests_are_one_sentence(stored: Path, column: str
         digests = [row_digest(row[:-1]) for row in rows]
         connection.execute("UPDATE trials SET digest = ? WHERE number = 7", (digests[7],))
         settings = connection.execute("SELECT key, value FROM settings WHERE key NOT IN ('sum', 'version')").fetchall()
-        total = json.dumps(add_up([*digests, *map(row_digest, settings)]))
+        total = json.dumps(sum_of_digests([*digests, *map(row_digest, settings)]))
         connection.execute("UPDATE settings SET value = ? WHERE key = 'sum'", (total,))
     with TrialStore(stored, read_only=True) as store, pytest.raises(DamagedTrials, match=rf"the {column} of "):
         store.trials()

@@ -236,13 +236,13 @@ def gradients(network: nn.Module) -> dict[str, Tensor]:
 
 def of_a_path(space: NetworkSpace, net: Supernet, widths: Any) -> dict[str, Tensor]:
     """The gradients that a path adds to its parameters, cut to these."""
-    plan, runner = net.plan(widths), PathGradients(net)
+    selection, runner = net.select(widths), PathGradients(net)
     runner.zero()
-    leaves = runner.leaves(plan)
-    runner.backward(net.run(plan, X, leaves).square().sum(), [(plan, leaves)])
+    leaves = runner.leaves(selection)
+    runner.backward(net.run(selection, X, leaves).square().sum(), [(selection, leaves)])
     axes = space.coupling.axes
     return {
-        name: sliced(p.grad, axes[name], plan.units, net.total_units, "left") if name in axes else p.grad
+        name: sliced(p.grad, axes[name], selection.units, net.total_units, "left") if name in axes else p.grad
         for name, p in net.named_parameters()
         if p.grad is not None
     }

@@ -30,7 +30,7 @@ def meta() -> MetaSupernet:
 def test_weights_follow_from_the_whole_width_vector() -> None:
     net = meta()
     first = next(i for i, axes in enumerate(net.axes()) if axes is not None)
-    narrow, wide = (net.views(net.plan([3, c]))[first] for c in (4, 8))
+    narrow, wide = (net.views(net.select([3, c]))[first] for c in (4, 8))
     assert narrow.shape == wide.shape  # of the first layer, whose width is the same
     assert not torch.equal(narrow, wide)
     x = toy.images(8)[0]

@@ -89,11 +89,11 @@ def test_a_path_is_the_plain_network(name: str, principle: str) -> None:
             assert_nothing_else(net, plain)
 
             whole = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
-            plan = net.plan(widths, side)
+            selection = net.select(widths, side)
             gradients.zero()
-            leaves = gradients.leaves(plan)
-            output = net.run(plan, x, leaves)
-            gradients.backward((output * cotangent).sum(), [(plan, leaves)])
+            leaves = gradients.leaves(selection)
+            output = net.run(selection, x, leaves)
+            gradients.backward((output * cotangent).sum(), [(selection, leaves)])
             for parameter, wanted in zip(net.parameters(), whole, strict=True):
                 assert parameter.grad is not None
                 close(parameter.grad, torch.zeros_like(parameter) if wanted is None else wanted)
@@ -113,8 +113,8 @@ def test_plain_slices_copy_nothing(name: str) -> None:
     gradients = PathGradients(net)
     for widths in some_widths(net.space):
         for side in net.sides:
-            plan = net.plan(widths, side)
-            for whole, view, leaf in zip(net.state(), net.views(plan), gradients.leaves(plan), strict=True):
+            selection = net.select(widths, side)
+            for whole, view, leaf in zip(net.state(), net.views(selection), gradients.leaves(selection), strict=True):
                 assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
                 assert leaf.data_ptr() == view.data_ptr()
 
@@ -122,10 +122,10 @@ def test_plain_slices_copy_nothing(name: str) -> None:
 def test_only_channels_that_lie_apart_are_gathered() -> None:
     space = space_of("concat")
     net = Supernet(space)
-    plan = net.plan(space.min)
+    selection = net.select(space.min)
     copied = [
         name
-        for name, whole, view in zip(net._graph.names, net.state(), net.views(plan), strict=True)
+        for name, whole, view in zip(net._graph.names, net.state(), net.views(selection), strict=True)
         if view.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
     ]
     assert sorted({name for name in copied if "running" not in name}) == [
@@ -166,8 +166,8 @@ def test_gradients_of_several_paths_add_up() -> None:
     wanted = [p.grad.clone() for p in net.parameters() if p.grad is not None]
     gradients.zero()
     kept = [p.grad for p in net.parameters()]
-    runs = [(plan := net.plan(widths, side), gradients.leaves(plan)) for widths, side in paths]  # type: ignore[arg-type]
-    total = torch.stack([net.run(plan, x, leaves).square().mean() for plan, leaves in runs]).sum()
+    runs = [(selection := net.select(widths, side), gradients.leaves(selection)) for widths, side in paths]  # type: ignore[arg-type]
+    total = torch.stack([net.run(selection, x, leaves).square().mean() for selection, leaves in runs]).sum()
     gradients.backward(total, runs)
     for parameter, gradient, sum_ in zip(net.parameters(), kept, wanted, strict=True):
         assert parameter.grad is gradient
@@ -182,9 +182,9 @@ def test_frozen_parameters_stay() -> None:
     net = Supernet(trace(model, example("grouped"), groups=4))
     gradients, x = PathGradients(net), example("grouped")
     gradients.zero()
-    plan = net.plan(net.space.max)
-    leaves = gradients.leaves(plan)
-    gradients.backward(net.run(plan, x, leaves).sum(), [(plan, leaves)])
+    selection = net.select(net.space.max)
+    leaves = gradients.leaves(selection)
+    gradients.backward(net.run(selection, x, leaves).sum(), [(selection, leaves)])
     assert {name.split(".")[0] for name, p in net.named_parameters() if p.grad is None} == {"stem"}
 
 
@@ -192,8 +192,8 @@ def test_statistics_are_those_of_the_batch() -> None:
     """They are what a plain batch norm keeps of one batch, and a path that is given them uses them."""
     space = space_of("concat")
     net, x, widths = Supernet(space), example("concat", 8), space_of("concat").min
-    plan = net.plan(widths, "right")
-    stats = net.statistics(plan, x, net.views(plan))
+    selection = net.select(widths, "right")
+    stats = net.statistics(selection, x, net.views(selection))
     plain = space.build(widths, weights_of=net, side="right").train()
     for module in plain.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -16,7 +16,16 @@ from bcnet.errors import BcnetError
 from bcnet.supernet.training import train_supernet
 from bcnet.training.loop import Progress
 from bcnet.utils import progress
-from bcnet.utils.progress import Bars, Journey, Lines, Listener, TensorBoard, duration, shown, training_steps
+from bcnet.utils.progress import (
+    Bars,
+    Journey,
+    Lines,
+    Listener,
+    TensorBoard,
+    duration,
+    terminal_listener,
+    training_steps,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -176,7 +185,7 @@ def test_the_bar_of_the_whole_run_has_one_clock(clock: Clock) -> None:
 def test_the_bar_is_taken_down_when_training_fails(monkeypatch: Any) -> None:
     console = Console(force_terminal=True, width=100, file=io.StringIO())
     monkeypatch.setattr(progress, "Lines", lambda: Bars(console))
-    with pytest.raises(BcnetError), shown() as listener:
+    with pytest.raises(BcnetError), terminal_listener() as listener:
         train_supernet(
             toy.supernet(outputs=3), toy.source(), toy.config(), progress=training_steps(listener, "supernet")
         )
@@ -184,7 +193,7 @@ def test_the_bar_is_taken_down_when_training_fails(monkeypatch: Any) -> None:
 
 
 def test_a_real_training_is_shown(capsys: Any) -> None:
-    with shown() as listener:
+    with terminal_listener() as listener:
         train_supernet(toy.supernet(), toy.source(), toy.config(), progress=training_steps(listener, "toy"))
     told = capsys.readouterr()
     assert told.out == ""

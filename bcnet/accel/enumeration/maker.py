@@ -1,4 +1,4 @@
-"""The steps of a level, made from its works; batch norm takes the addition and the ReLU that follow it along."""
+"""The computations of a level, made from its works; batch norm takes the addition and the ReLU that follow it along."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from bcnet.accel.enumeration.level import Computation, Dense, GraphCall, Normalisation, Reader, Same, StateReader, Units
 from bcnet.accel.enumeration.prefix_tree import Work
-from bcnet.accel.enumeration.steps import CallStep, Dense, NormStep, Reader, Same, State, Step, Units
 from bcnet.space.axis import Size
 
 if TYPE_CHECKING:
@@ -21,29 +21,29 @@ def _other(addition: Work, node: fx.Node) -> Any:
 
 
 class Maker:
-    """Turns the works of a level into steps."""
+    """Turns the works of a level into computations."""
 
     def __init__(self, walker: Walker, slots: dict[tuple[fx.Node, str, int | None], Size]):
         self.walker, self.slots = walker, slots
 
-    def level(self, works: Sequence[Work]) -> list[Step]:
-        steps: list[Step] = []
+    def level(self, works: Sequence[Work]) -> list[Computation]:
+        computations: list[Computation] = []
         taken: set[fx.Node] = set()
         for work in works:
             if work.node not in taken:
                 chain = self._chain(work, works)
                 taken.update(w.node for w in chain)
-                steps.append(self._step(chain))
-        return steps
+                computations.append(self._computation(chain))
+        return computations
 
     def _chain(self, work: Work, works: Sequence[Work]) -> list[Work]:
-        """The works that become one step: batch norm with the addition and ReLU that alone use its result."""
+        """The works that become one computation: batch norm with the addition and ReLU that alone use its result."""
         if work.kind != "aten::batch_norm":
             return [work]
         return [work, *self._after(work, work, {w.node: w for w in works})]
 
     def _after(self, norm: Work, first: Work, rows: dict[fx.Node, Work]) -> list[Work]:
-        """The addition and ReLU that follow ``norm`` in a step that begins with ``first``."""
+        """The addition and ReLU that follow ``norm`` in a computation that begins with ``first``."""
         found: list[Work] = []
         for kind in ("aten::add", "aten::relu"):
             last = found[-1] if found else norm
@@ -66,31 +66,30 @@ class Maker:
         in_time = other not in rows or nodes.index(other) < nodes.index(first.node)
         return in_time and other.meta["val"].shape == last.node.meta["val"].shape
 
-    def _step(self, chain: list[Work]) -> Step:
+    def _computation(self, chain: list[Work]) -> Computation:
         work = chain[0]
         if work.contracts is not None:
             return Dense(self.walker, work, self._named(work))
         if work.kind == "aten::batch_norm":
-            return NormStep(self.walker, chain, self._named(work), *self._surroundings(chain))
+            return Normalisation(self.walker, chain, self._named(work), *self._surroundings(chain))
         if work.kind in ("aten::dropout", "aten::feature_dropout"):
             return Same(self.walker, work, self._named(work)["input"])
         node = work.node
         if "args" in work.args:
-            return CallStep(self.walker, work, [self._resolve(a, work) for a in node.args], {})
+            return GraphCall(self.walker, work, [self._resolve(a, work) for a in node.args], {})
         named = self._named(work)
         target: Any = node.target
         arguments = {a.name: a.kwarg_only for a in target._schema.arguments}
         kwargs = {k: a for k, a in named.items() if arguments[k]}
-        return CallStep(self.walker, work, [a for k, a in named.items() if not arguments[k]], kwargs)
+        return GraphCall(self.walker, work, [a for k, a in named.items() if not arguments[k]], kwargs)
 
     def _surroundings(self, chain: Sequence[Work]) -> tuple[Reader | None, bool]:
         """What a chain adds to the batch norm in it, and whether ReLU follows."""
         kinds = {w.kind: i for i, w in enumerate(chain)}
-        place = kinds.get("aten::add")
-        other = (
-            None if place is None else Reader(self.walker, _other(chain[place], chain[place - 1].node), chain[0].level)
-        )
-        return other, "aten::relu" in kinds
+        relu, place = "aten::relu" in kinds, kinds.get("aten::add")
+        if place is None:
+            return None, relu
+        return Reader(self.walker, _other(chain[place], chain[place - 1].node), chain[0].level), relu
 
     def _named(self, work: Work) -> dict[str, Any]:
         return {name: self._resolve(arg, work, name) for name, arg in work.args.items()}
@@ -107,5 +106,5 @@ class Maker:
         if arg in self.walker.state:
             convolves = work.contracts is not None or work.kind.startswith("aten::conv")
             rounded = convolves and work.node is not self.walker.tree.output
-            return State(self.walker, arg, self.walker.axes_of(arg), self.walker.dtype if rounded else None)
+            return StateReader(self.walker, arg, self.walker.axes_of(arg), self.walker.dtype if rounded else None)
         return Reader(self.walker, arg, work.level)

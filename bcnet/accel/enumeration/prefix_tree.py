@@ -21,7 +21,7 @@ from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis, Segment, Size
 from bcnet.space.coupling import bind, layer_of
 from bcnet.space.network import NetworkSpace
-from bcnet.space.operators.table import Shares, find
+from bcnet.space.operators.table import Sharing, find
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def _pointwise(grower: _Grower, node: fx.Node, args: dict[str, Any]) -> _Known:
     return _Known(layout=found.pop() if found else None)
 
 
-_RULES: dict[Shares, Callable[[_Grower, fx.Node, dict[str, Any]], _Known]] = {
+_RULES: dict[Sharing, Callable[[_Grower, fx.Node, dict[str, Any]], _Known]] = {
     "sums": _sums,
     "channels": _channels,
     "elements": _elements,

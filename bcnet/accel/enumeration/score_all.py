@@ -164,7 +164,7 @@ def within_memory(net: Supernet, batches: Sequence[Batch], options: Options) -> 
 
 
 def peak(walker: Walker, x: Tensor) -> int:
-    """Bytes held at most by one side: activations of the widest path, with all running sums, and logits."""
+    """The most bytes that one side holds: activations of the widest path, all running sums, and logits."""
     with Allocations() as allocations:
         walker.start(torch.empty(x.shape, dtype=x.dtype, device="meta"))
         for depth, variable in enumerate(walker.tree.order[: walker.tail]):
@@ -251,7 +251,7 @@ class _Tally:
             self.flush(rows, y)
 
     def part(self) -> None:
-        """Make the lanes wait for what was done outside them."""
+        """Make the lanes wait for work that was done outside them."""
         for lane in self.lanes:
             lane.wait_stream(torch.cuda.current_stream())
 

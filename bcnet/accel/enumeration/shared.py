@@ -122,14 +122,14 @@ class SharedEvaluator(Evaluator):
 
 
 class Prefixes:
-    """What was computed for prefixes and is needed after them, at most ``room`` bytes; what lay unused longest goes."""
+    """What was computed for prefixes and is still needed: at most ``room`` bytes, the least recently used goes."""
 
     def __init__(self, tree: Tree, room: int):
         self._tree, self._room = tree, room
         self._held: dict[tuple[object, ...], dict[fx.Node, Any]] = {}
 
     def keep(self, key: tuple[object, ...], values: dict[fx.Node, Any], level: int) -> None:
-        """Of ``values`` at ``level``, what later levels read."""
+        """What later levels read of the ``values`` at ``level``."""
         of = self._tree.level_of
         self._held[key] = {
             node: value
@@ -165,7 +165,7 @@ def walk(walker: Walker, x: Tensor, ranks: Ranks, kept: Prefixes, batch: int) ->
 
 @dataclass(frozen=True)
 class _Descent:
-    """The way of :func:`walk`. No closures that call themselves: in their cycle the activations would outlive it."""
+    """The recursion of :func:`walk`: a class, since closures that call themselves would keep the activations alive."""
 
     walker: Walker
     ranks: Ranks
@@ -173,7 +173,7 @@ class _Descent:
     keys: Sequence[tuple[object, ...]]
 
     def stand(self, key: tuple[object, ...], compute: Callable[[], None]) -> None:
-        """Have the values of the prefix ``key``."""
+        """Bring the walker to the prefix ``key``, with its values."""
         found = self.kept.get(key)
         if found is not None:
             self.walker.values.update(found)
@@ -182,7 +182,7 @@ class _Descent:
             self.kept.keep(key, self.walker.values, len(key) - 2)
 
     def outputs(self, rows: list[int], depth: int) -> Iterator[tuple[int, Tensor]]:
-        """Of ``rows`` that agree in the first ``depth`` candidates."""
+        """The outputs of ``rows``, which agree in their first ``depth`` candidates."""
         walker, ranks = self.walker, self.ranks
         if depth == walker.tail:
             for row in rows:
@@ -198,7 +198,7 @@ class _Descent:
 
 
 def best_tail(space: NetworkSpace, tree: Tree, units: Sequence[Sequence[int]], ranks: Ranks) -> int:
-    """How many levels to share, for configurations ``ranks`` (n, L): those that make the fewest operations."""
+    """How many levels to share, for configurations ``ranks`` (n, L): as many as make the fewest operations."""
     chosen = np.stack([np.array(units[v])[ranks[:, place]] for place, v in enumerate(tree.order)], axis=1)
     widest = np.array([units[v][-1] for v in tree.order])
     shared, alone = [], []
@@ -218,8 +218,8 @@ def best_tail(space: NetworkSpace, tree: Tree, units: Sequence[Sequence[int]], r
 def _operations(
     space: NetworkSpace, tree: Tree, work: Work, rows: NDArray[np.int64], last: NDArray[np.bool_] | None = None
 ) -> float:
-    """Of one node for one image, summed over units (n, L) in the tree's order; ``last`` are those whose products are
-    counted where these are shared."""
+    """The operations of one node for one image, summed over units (n, L) in the tree's order; ``last`` are those whose
+    products are counted where these are shared."""
     axes = space.coupling.axes.get(space.graph.state_of.get(getattr(work.args.get("weight"), "name", ""), ""))
     shape = shape_of(work.node)
     outputs = np.full(len(rows), prod(shape[1:]))

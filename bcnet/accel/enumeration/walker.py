@@ -13,9 +13,9 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, fx
 
+from bcnet.accel.enumeration.level import Stacking
 from bcnet.accel.enumeration.maker import Maker
 from bcnet.accel.enumeration.prefix_tree import Tree
-from bcnet.accel.enumeration.steps import Stacking
 from bcnet.errors import BcnetError
 from bcnet.space.axis import Axis
 from bcnet.space.resize import sliced
@@ -56,9 +56,9 @@ class Walker:
 
     ``candidates`` are the units that each variable may take, ascending. ``dtype`` is that of dense layers
     and of the activations between them; batch statistics, running sums and the output layer are float32 or
-    wider. ``sums`` holds running sums, or the results of all candidates where a step makes them at once. Levels after
-    ``tail`` are not branched at: they run once all variables are chosen (:meth:`choose_rest`), at just these units. A
-    ``dry`` walker computes nothing, on the meta device, and holds every running sum to the end.
+    wider. ``sums`` holds running sums, or the results of all candidates where a computation makes them at once.
+    Levels after ``tail`` do not branch: they run once all variables are chosen (:meth:`choose_rest`), at just
+    these units. A ``dry`` walker computes nothing, on the meta device, and holds every running sum to the end.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Walker:
     def choose(self, depth: int, rank: int) -> None:
         """Give the variable ``tree.order[depth]`` its candidate ``rank``, in ascending order.
 
-        Candidates may be left out, but not by the fused steps, which make all of them with the first.
+        Candidates may be left out, but not by the fused computations, which make all of them with the first.
         """
         self.take(depth, rank)
         self.run(depth + 1)
@@ -126,15 +126,15 @@ class Walker:
         variable = self.tree.order[depth]
         self.units[variable] = self.widest[variable]
         self._forget(depth + 1)
-        for step in self._levels[depth + 1]:
-            self.sums.pop(step.node, None)
+        for computation in self._levels[depth + 1]:
+            self.sums.pop(computation.node, None)
 
     @property
     def finishes(self) -> bool:
-        """Whether the last level begins with a step that gives all candidates at once, and then treats images apart."""
+        """Whether the last level begins by computing all candidates at once, and then treats images apart."""
         last = self._levels[-1]
         stacks = bool(last) and isinstance(last[0], Stacking) and last[0].stacks
-        return stacks and all(step.apart for step in last[1:])
+        return stacks and all(computation.apart for computation in last[1:])
 
     def finish(self) -> Tensor:
         """The logits for every candidate of the last variable, (candidates, n, classes)."""
@@ -143,8 +143,8 @@ class Walker:
         found = first.stacked()
         if rest:
             self.values[first.node] = found.flatten(0, 1)
-            for step in rest:
-                self.values[step.node] = step.run()
+            for computation in rest:
+                self.values[computation.node] = computation.run()
             found = self.output.unflatten(0, found.shape[:2])
         self._forget(len(self._levels) - 1)
         return found
@@ -156,19 +156,19 @@ class Walker:
 
     def run(self, level: int) -> None:
         self._forget(level)
-        for step in self._levels[level]:
-            self.values[step.node] = step.run()
-            for node in step.dies:
+        for computation in self._levels[level]:
+            self.values[computation.node] = computation.run()
+            for node in computation.dies:
                 del self.values[node]
 
     def _forget(self, level: int) -> None:
-        for step in self._levels[level]:
-            self.values.pop(step.node, None)
+        for computation in self._levels[level]:
+            self.values.pop(computation.node, None)
 
 
 def _fused_maker() -> type[Maker]:
     try:
-        from bcnet.accel.enumeration.gpu_steps import FusedMaker
+        from bcnet.accel.enumeration.gpu_level import FusedMaker
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise

@@ -13,19 +13,19 @@ from bcnet.accel.kernels.values import Window
 SPLITS = 264
 """Tiles of 128x128 that a weight gradient's matrix product is split into, at least: two per multiprocessor."""
 
-Space = tuple[int, int, int]
+Extent = tuple[int, int, int]
 
 
 def channels_last(image: Tensor) -> Tensor:
     return image.contiguous(memory_format=torch.channels_last)
 
 
-def size_of(y: Tensor) -> Space:
+def extent_of(y: Tensor) -> Extent:
     return y.shape[0], y.shape[2], y.shape[3]
 
 
-def window_of(layer: Conv, space: Space) -> Window:
-    return Window(*space, layer.kernel[0], layer.stride[0], layer.padding)
+def window_of(layer: Conv, extent: Extent) -> Window:
+    return Window(*extent, layer.kernel[0], layer.stride[0], layer.padding)
 
 
 def convolution(x: Tensor, weight: Tensor, layer: Conv) -> Tensor:

@@ -17,7 +17,7 @@ from bcnet.accel.kernels.values import Goal
 from bcnet.space.coupling import bind
 from bcnet.space.resize import sliced
 from bcnet.supernet.gradients import places
-from bcnet.supernet.supernet import Plan, Supernet
+from bcnet.supernet.supernet import Selection, Supernet
 
 Statistics = Literal["batch", "tracked", "running"]
 """What batch norm goes by: the batch, as in a supernet; the batch, which its running statistics follow; or these."""
@@ -26,16 +26,18 @@ Statistics = Literal["batch", "tracked", "running"]
 class Slices:
     """The slices of parameters that a group of paths uses in such operators, and their gradients."""
 
-    def __init__(self, net: Supernet, plans: Sequence[Plan], dtype: torch.dtype, statistics: Statistics = "batch"):
-        self.net, self.plans, self.dtype, self.statistics = net, plans, dtype, statistics
+    def __init__(
+        self, net: Supernet, selections: Sequence[Selection], dtype: torch.dtype, statistics: Statistics = "batch"
+    ):
+        self.net, self.selections, self.dtype, self.statistics = net, selections, dtype, statistics
         self.momentum: float | None = None  # in place of batch norm's own
         self._slots = {(s.node, s.name, s.item): s.size for s in net.space.slots}
         self._state = {
             **dict(net.named_parameters(remove_duplicate=False)),
             **dict(net.named_buffers(remove_duplicate=False)),
         }
-        self._leaves: list[dict[str, Tensor]] = [{} for _ in plans]
-        self._grads: list[dict[str, Tensor]] = [{} for _ in plans]
+        self._leaves: list[dict[str, Tensor]] = [{} for _ in selections]
+        self._grads: list[dict[str, Tensor]] = [{} for _ in selections]
 
     def call(self, node: fx.Node, given: dict[fx.Node, Any], side: int) -> Any:
         """The operator at ``node``; what it takes of the tape is ``given``."""
@@ -63,7 +65,7 @@ class Slices:
     ) -> Any:
         size = self._slots.get((node, name, item))
         if size is not None:
-            return size.at(self.plans[side].units)
+            return size.at(self.selections[side].units)
         if isinstance(arg, (list, tuple)):
             return [self._resolve(a, node, name, i, given, side) for i, a in enumerate(arg)]
         if not isinstance(arg, fx.Node):
@@ -78,10 +80,10 @@ class Slices:
     def of(self, name: str, side: int) -> Tensor:
         """The slice of a parameter or buffer, a leaf."""
         if name not in self._leaves[side]:
-            plan, whole = self.plans[side], self._state[name]
+            selection, whole = self.selections[side], self._state[name]
             axes = self.net.space.coupling.axes.get(name)
             part = whole.detach()
-            part = part if axes is None else sliced(part, axes, plan.units, self.net.total_units, plan.side)
+            part = part if axes is None else sliced(part, axes, selection.units, self.net.total_units, selection.side)
             self._leaves[side][name] = part.detach().requires_grad_(whole.requires_grad)
         return self._leaves[side][name]
 
@@ -97,10 +99,10 @@ class Slices:
 
     def add_to(self, gradients: dict[str, Tensor]) -> None:
         """Add what was found to its places in the gradients of the whole parameters."""
-        for plan, found in zip(self.plans, self._grads, strict=True):
+        for selection, found in zip(self.selections, self._grads, strict=True):
             for name, grad in found.items():
                 axes = self.net.space.coupling.axes.get(name)
-                for target, source in places(gradients[name], grad, axes, plan, self.net.total_units):
+                for target, source in places(gradients[name], grad, axes, selection, self.net.total_units):
                     target.add_(source)
 
 

@@ -23,10 +23,10 @@ from bcnet.accel.kernels.pack import ALIGN, Packed, Packing, Parameter, Places
 from bcnet.accel.kernels.values import Goal
 from bcnet.errors import BcnetError
 from bcnet.space.widths import Side
-from bcnet.supernet.supernet import Plan, Supernet
+from bcnet.supernet.supernet import Selection, Supernet
 from bcnet.utils.modes import evaluation_mode
 
-Sizes = dict[str, tuple[int, int]]
+Channels = dict[str, tuple[int, int]]
 
 
 class FusedEngine:
@@ -93,14 +93,14 @@ class FusedEngine:
         image = x.to(self.dtype, memory_format=torch.channels_last)
         shares = _weights(weights, len(paths))
         members = self._groups(paths) if teachers is None else [[i] for i in range(len(paths))]
-        plans = [[self.net.plan(*paths[i]) for i in group] for group in members]
-        groups = [self._places(some) for some in plans]
+        selections = [[self.net.select(*paths[i]) for i in group] for group in members]
+        groups = [self._places(some) for some in selections]
         grads = dict(zip(self._all, self._views, strict=True))
         packed, sizes = self._packed(groups, x.device)
         losses, rooms = self._zeros(sizes, groups, len(paths), x.device)
         found, taught = [], dict[int | None, Tensor]()
         for i, (group, room) in enumerate(zip(members, rooms, strict=True)):
-            slices = Slices(self.net, plans[i], self.dtype, self.statistics)
+            slices = Slices(self.net, selections[i], self.dtype, self.statistics)
             tape = Tape(self.program, self.kernels, self._given(packed, i), sizes[i], slices, room)
             logits = tape.forward(image)
             teacher = None if teachers is None else teachers[group[0]]
@@ -119,31 +119,31 @@ class FusedEngine:
     @torch.no_grad()
     def logits(self, x: Tensor, widths: ArrayLike, statistics: Statistics = "running") -> Tensor:
         """The logits of a left path for images x (n, C, h, w): (n, classes) in float32."""
-        return self.tape(x.device, self.net.plan(widths, "left"), statistics).answers(x)[0]
+        return self.tape(x.device, self.net.select(widths, "left"), statistics).answers(x)[0]
 
     @torch.no_grad()
     def recalibrate(self, batches: Iterable[Tensor], widths: ArrayLike) -> None:
         """Set the running statistics of a left path to the means of those of some batches, without dropout."""
         with evaluation_mode(self.net):
             for number, x in enumerate(batches, 1):
-                tape = self.tape(x.device, self.net.plan(widths, "left"), "tracked")
+                tape = self.tape(x.device, self.net.select(widths, "left"), "tracked")
                 tape.slices.momentum = 1 / number
                 tape.forward(x.to(self.dtype, memory_format=torch.channels_last), keep=False)
                 tape.track()
 
-    def tape(self, device: torch.device, plan: Plan, statistics: Statistics) -> Tape:
+    def tape(self, device: torch.device, selection: Selection, statistics: Statistics) -> Tape:
         """A tape for the forward pass of one path; with running statistics it serves all batches of one shape."""
         self.refresh()
-        groups = [self._places([plan])]
+        groups = [self._places([selection])]
         packed, sizes = self._packed(groups, device)
         _, rooms = self._zeros(sizes, groups, 1, device)
-        slices = Slices(self.net, [plan], self.dtype, statistics)
+        slices = Slices(self.net, [selection], self.dtype, statistics)
         return Tape(self.program, self.kernels, self._given(packed, 0), sizes[0], slices, rooms[0])
 
-    def _places(self, plans: Sequence[Plan]) -> Places:
-        return self._packing.places(plans[0].units, [plan.side for plan in plans], self._multiple)
+    def _places(self, selections: Sequence[Selection]) -> Places:
+        return self._packing.places(selections[0].units, [selection.side for selection in selections], self._multiple)
 
-    def _packed(self, groups: Sequence[Places], device: torch.device) -> tuple[Packed, list[Sizes]]:
+    def _packed(self, groups: Sequence[Places], device: torch.device) -> tuple[Packed, list[Channels]]:
         """The parameters of all groups, and their channels."""
         packed = Packed(groups, self.dtype, device)
         self.kernels.pack(groups, self._tensors[: len(self._names)], packed)
@@ -168,7 +168,7 @@ class FusedEngine:
         return found
 
     def _zeros(
-        self, sizes: Sequence[Sizes], groups: Sequence[Places], paths: int, device: torch.device
+        self, sizes: Sequence[Channels], groups: Sequence[Places], paths: int, device: torch.device
     ) -> tuple[Tensor, list[Sequence[Tensor]]]:
         """Losses (paths,) and the room of all tapes, zeroed by one launch."""
         counts = [Tape.room(self.program, s, g.sides) for s, g in zip(sizes, groups, strict=True)]

@@ -36,11 +36,11 @@ class FusedEvaluator(Evaluator):
         compile_ahead(self._engine, next(iter(self._loaded()))[0], answers="batch")
 
     def _run(self, widths: Widths, side: Side) -> PathRun:
-        return PathRun(self.net.plan(widths, side), [], None)
+        return PathRun(self.net.select(widths, side), [], None)
 
     @torch.no_grad()
     def _on_batch(self, run: PathRun, x: Tensor, y: Tensor) -> Tensor:
-        tape = self._engine.tape(x.device, run.plan, "batch")
+        tape = self._engine.tape(x.device, run.selection, "batch")
         return self._judged(tape.answers(x)[0], y)
 
 

@@ -19,7 +19,7 @@ from bcnet.accel.fused_step.ahead import compile_ahead
 from bcnet.accel.fused_step.choose import why_not_plain
 from bcnet.accel.fused_step.engine import FusedEngine
 from bcnet.accel.fused_step.program import Norm, Unsupported
-from bcnet.accel.fused_step.teacher import CHECKED, Teacher, agree, as_supernet
+from bcnet.accel.fused_step.teacher import CHECKED, Teacher, as_supernet, close_enough
 from bcnet.errors import BcnetError, first_line
 from bcnet.training.cuda_graph import CudaGraphStep
 from bcnet.training.retraining import Loss
@@ -89,7 +89,7 @@ class PlainStep:
         self.engine.net.eval()  # no dropout
         fused = self.engine.logits(x, self._widths, statistics="batch")
         self.engine.net.train()
-        if not agree(fused, half, exact):
+        if not close_enough(fused, half, exact):
             raise Unsupported("its answers in training are not those of its traced graph")
 
 

@@ -107,13 +107,13 @@ def reads(layer: Layer) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Program:
-    """``layers`` in order; values are numbers, ``source`` is the network's input and ``result`` its output.
+    """``layers`` in order; values are numbers, ``input`` is the network's input and ``result`` its output.
 
     ``weights`` and ``affines`` name the parameters in the order of their use.
     """
 
     layers: tuple[Layer, ...]
-    source: int
+    input: int
     result: int
 
     @cached_property
@@ -154,7 +154,7 @@ class Program:
     @cached_property
     def counted(self) -> frozenset[int]:
         """Values whose statistics the convolution that makes them computes as well."""
-        convolutions = [c for c in self.layers if isinstance(c, Conv) and c.x != self.source]
+        convolutions = [c for c in self.layers if isinstance(c, Conv) and c.x != self.input]
         return frozenset(c.out for c in convolutions if c.depthwise or c.product)
 
     @cached_property

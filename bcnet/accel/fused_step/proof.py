@@ -27,7 +27,7 @@ from bcnet.supernet.supernet import Supernet
 from bcnet.utils.random_state import kept_random_state
 
 SLACK = 2.0, 0.05
-"""How far a gradient may be from float32's: so many times as far as autocast's, and a little more."""
+"""How far a gradient may be from float32's: this many times as far as autocast's, and a little more."""
 IMAGES, SIZE, CLASSES = 64, 15, 10
 
 
@@ -110,7 +110,7 @@ def why_wrong(device: torch.device, kernels: ModuleType | None = None, dtype: to
 
 
 def _gradients(network: nn.Module, x: Tensor, y: Tensor, bf16: bool) -> dict[str, Tensor]:
-    """By autograd, the network left as it was."""
+    """The gradients that autograd finds, the network left as it was."""
     twin = copy.deepcopy(network)
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
         loss = functional.cross_entropy(twin(x).float(), y)

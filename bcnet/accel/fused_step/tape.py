@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from bcnet.accel.fused_step import convolutions
-from bcnet.accel.fused_step.convolutions import Space, channels_last, convolution, size_of, splits, tiles, window_of
+from bcnet.accel.fused_step.convolutions import Extent, channels_last, convolution, extent_of, splits, tiles, window_of
 from bcnet.accel.fused_step.eager import Slices, slope_of
 from bcnet.accel.fused_step.program import Conv, Eager, Linear, Norm, Pool, Program
 from bcnet.accel.kernels.pack import ALIGN
@@ -38,13 +38,13 @@ class Tape:
         slices: Slices,
         room: Sequence[Tensor],
     ):
-        sides = len(slices.plans)
+        sides = len(slices.selections)
         self.recalls = slices.statistics == "running"
         self.program, self.kernels, self.sides, self.slices = program, kernels, sides, slices
         self.weights, self.sizes = weights, sizes
         self.values: dict[int, Rows] = {}
         self.grads: dict[int, list[Rows]] = {}
-        self.spaces: dict[int, Space] = {}
+        self.extents: dict[int, Extent] = {}
         self.found: dict[str, Found] = {}
         self.sums: dict[str, Tensor] = {}
         self.shaped: dict[Any, Tensor] = {}
@@ -104,7 +104,7 @@ class Tape:
             self._eager(layer)
 
     def answers(self, x: Tensor) -> Tensor:
-        """(S, n, classes) in float32, of images x (n, C, h, w); nothing is kept for a backward pass."""
+        """The answers (S, n, classes), in float32, for images x (n, C, h, w); nothing is kept for a backward pass."""
         return self.scores(self.forward(x.to(self.slices.dtype, memory_format=torch.channels_last), keep=False))
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class Tape:
 
     def _layer_back(self, layer: Conv | Norm | Pool) -> None:
         if isinstance(layer, Pool):
-            _, h, w = self.spaces[layer.x]
+            _, h, w = self.extents[layer.x]
             self._give(layer.x, self._arrived(layer.out)._replace(repeat=h * w))
         elif isinstance(layer, Norm):
             self._norm_back(layer)
@@ -147,29 +147,29 @@ class Tape:
             self._conv_back(layer)
 
     def _conv(self, layer: Conv) -> None:
-        if layer.x == self.program.source:
+        if layer.x == self.program.input:
             # The sides share the input, so they are one convolution with the channels of both.
             y = convolution(self.x, self._image_weight(layer), layer)
-            self.values[layer.out], self.spaces[layer.out] = Rows.beside(y, self.sides), size_of(y)
+            self.values[layer.out], self.extents[layer.out] = Rows.beside(y, self.sides), extent_of(y)
             return
-        x, space = self.values[layer.x], self.spaces[layer.x]
+        x, extent = self.values[layer.x], self.extents[layer.x]
         before = self.norms[layer.x] if layer.x in self.program.folded else None
         after = None if self.recalls else self.norms.get(layer.out)
         weight = self.weights[layer.weight]
         if layer.product:
             outputs = self.sizes[layer.weight][0]
             self.values[layer.out] = self.kernels.conv1x1_forward(x, weight, outputs, before, after)
-            self.spaces[layer.out] = space
+            self.extents[layer.out] = extent
         elif layer.depthwise:
-            window = window_of(layer, space)
+            window = window_of(layer, extent)
             self.values[layer.out] = self.kernels.depthwise_forward(x, weight, window, before, after)
-            self.spaces[layer.out] = (space[0], *window.out)
+            self.extents[layer.out] = (extent[0], *window.out)
         else:
             if layer.x not in self.images:
-                self.images[layer.x] = [x.image(s, space) for s in range(self.sides)]
+                self.images[layer.x] = [x.image(s, extent) for s in range(self.sides)]
             weights = [self._image_weight(layer, s) for s in range(self.sides)]
             ys = [convolution(given, w, layer) for given, w in zip(self.images[layer.x], weights, strict=True)]
-            self.values[layer.out], self.spaces[layer.out] = Rows.apart(ys), size_of(ys[0])
+            self.values[layer.out], self.extents[layer.out] = Rows.apart(ys), extent_of(ys[0])
 
     def _norm(self, layer: Norm) -> None:
         y, norm = self.values[layer.x], self.norms[layer.x]
@@ -179,7 +179,7 @@ class Tape:
                 self.recalled.add(layer.x)
         elif self.recalls or layer.x not in self.program.counted:
             self.kernels.statistics(y, norm)
-        self.spaces[layer.out] = self.spaces[layer.x]
+        self.extents[layer.out] = self.extents[layer.x]
         if layer.out in self.program.folded:
             self.values[layer.out] = y
         else:
@@ -199,7 +199,7 @@ class Tape:
         given = self.slices.momentum
         for momentum in {layer.momentum for layer in layers}:
             some = [layer for layer in layers if layer.momentum == momentum]
-            counts = [float(math.prod(self.spaces[layer.x])) for layer in some]
+            counts = [float(math.prod(self.extents[layer.x])) for layer in some]
             shares = [1 / n for n in counts]
             for side in range(self.sides):
                 sums = [self._sums(layer)[side] for layer in some]
@@ -213,14 +213,14 @@ class Tape:
                     torch._foreach_lerp_(kept, own, momentum if given is None else given)
 
     def _sums(self, layer: Norm) -> Tensor:
-        """(S, 2, C)."""
+        """What the statistics of a norm are taken from: sums and sums of squares, (S, 2, C)."""
         channels = self.sizes[layer.weight][0]
         return self.norms[layer.x].sums[: 2 * self.sides * channels].view(self.sides, 2, channels)
 
     def _pool(self, layer: Pool) -> None:
-        n, h, w = self.spaces[layer.x]
+        n, h, w = self.extents[layer.x]
         mean = self.values[layer.x].dense().view(self.sides, n, h * w, -1).mean(2)
-        self.values[layer.out], self.spaces[layer.out] = Rows.whole(mean), (n, 1, 1)
+        self.values[layer.out], self.extents[layer.out] = Rows.whole(mean), (n, 1, 1)
 
     def _linear_back(self, layer: Linear, slope: Tensor) -> None:
         x = self.values[layer.x].base
@@ -251,8 +251,8 @@ class Tape:
 
     def _conv_back(self, layer: Conv) -> None:
         dy = self._arrived(layer.out)
-        if layer.x == self.program.source:
-            image = dy.together().image(0, self.spaces[layer.out])
+        if layer.x == self.program.input:
+            image = dy.together().image(0, self.extents[layer.out])
             _, dw, _ = convolutions.convolution_backward(image, self.x, self._image_weight(layer), layer, False)
             self.found[layer.weight] = Found(channels_last(dw), 0, dw.numel() // self.sides)
         elif layer.weight in self.program.summed:
@@ -268,7 +268,7 @@ class Tape:
         if layer.product:
             dx = self.kernels.conv1x1_backward(dy, x, weight, before, found)
         else:
-            window = window_of(layer, self.spaces[layer.x])
+            window = window_of(layer, self.extents[layer.x])
             dx = self.kernels.depthwise_backward(dy, x, weight, window, before, found)
         self.found[layer.weight] = Found(found, 0, math.prod(self.sizes[layer.weight]))
         self._give(layer.x, dx)
@@ -289,7 +289,7 @@ class Tape:
     def _dense_back(self, layer: Conv, dy: Rows) -> None:
         dx, dw = [], []
         for s in range(self.sides):
-            image, given = dy.image(s, self.spaces[layer.out]), self.images[layer.x][s]
+            image, given = dy.image(s, self.extents[layer.out]), self.images[layer.x][s]
             one = convolutions.convolution_backward(image, given, self._image_weight(layer, s), layer, True)
             dx.append(channels_last(one[0]))
             dw.append(channels_last(one[1]))
@@ -312,19 +312,19 @@ class Tape:
         found = [y.detach() if isinstance(y, Tensor) else y for y, _ in graphs]
         self.plain[layer.out] = found
         if isinstance(found[0], Tensor) and found[0].dim() == 4:
-            self.values[layer.out], self.spaces[layer.out] = Rows.apart(found), size_of(found[0])
+            self.values[layer.out], self.extents[layer.out] = Rows.apart(found), extent_of(found[0])
         elif isinstance(found[0], Tensor) and found[0].dim() == 2:
             self.values[layer.out] = Rows.whole(torch.stack(found))
-            self.spaces[layer.out] = (len(found[0]), 1, 1)
+            self.extents[layer.out] = (len(found[0]), 1, 1)
 
     def _given(self, node: fx.Node, number: int, side: int) -> Any:
         """A value of the tape as an operator of the graph takes it, a leaf where it has a gradient."""
-        if number == self.program.source:
+        if number == self.program.input:
             return self.x
         if number in self.plain:
             value = self.plain[number][side]
         elif len(node.meta["val"].shape) == 4:
-            value = self.values[number].image(side, self.spaces[number])
+            value = self.values[number].image(side, self.extents[number])
         else:
             value = self.values[number].of(side)
         floats = isinstance(value, Tensor) and value.is_floating_point()
@@ -335,7 +335,7 @@ class Tape:
         others = self.plain_grads.pop(layer.out, [[] for _ in graphs])
         self.plain.pop(layer.out)
         self.values.pop(layer.out, None)
-        numbers = [number for _, number in layer.inputs if number != self.program.source]
+        numbers = [number for _, number in layer.inputs if number != self.program.input]
         given: dict[int, list[Tensor]] = {}
         for s, (y, leaves) in enumerate(graphs):
             parts = [self._shaped(g.repeated(s), y) for g in arrived] + others[s]

@@ -1,7 +1,7 @@
 """The answers of a teacher for a batch, as part of the step that learns from them.
 
 A teacher does not change while it teaches. So its parameters are packed once and its batch norms are known before any
-batch; what is left are the kernels of a way forwards, each of which normalises what it reads.
+batch; what is left are the kernels of a forward pass, each of which normalises what it reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bcnet.supernet.supernet import Supernet
 CHECKED = 32
 """Images of the first batch whose answers are compared."""
 SLACK = 3.0, 0.02
-"""How far they may be from float32: so many times as far as autocast, and a little more."""
+"""How far they may be from float32: this many times as far as autocast, and a little more."""
 
 _spaces: WeakKeyDictionary[nn.Module, NetworkSpace] = WeakKeyDictionary()
 """Of teachers: one teaches many networks, and tracing it takes longer than packing its weights."""
@@ -90,7 +90,7 @@ class FusedAnswers:
         """The tape for batches of this shape; each shape keeps its own, which a recorded step reads again."""
         if x.shape not in self._tapes:
             net = self._engine.net
-            self._tapes[x.shape] = self._engine.tape(x.device, net.plan(net.space.max, "left"), "running")
+            self._tapes[x.shape] = self._engine.tape(x.device, net.select(net.space.max, "left"), "running")
         return self._tapes[x.shape]
 
     @torch.no_grad()
@@ -104,11 +104,11 @@ class FusedAnswers:
             raise Unsupported("its output is not logits")
         with torch.autocast(x.device.type, torch.bfloat16):
             half = network(x).float()
-        if not agree(self(x), half, exact):
+        if not close_enough(self(x), half, exact):
             raise Unsupported("its answers by fused kernels are not its own")
 
 
-def agree(fused: Tensor, half: Tensor, exact: Tensor) -> bool:
+def close_enough(fused: Tensor, half: Tensor, exact: Tensor) -> bool:
     """Whether answers are about as close to the exact ones as those of autocast, ``half``, are."""
     size = exact.norm().clamp_min(1e-6)
     times, more = SLACK

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from bcnet.accel.kernels.launch import INTERPRETED
-from bcnet.accel.kernels.norm import SIZES, activate, descend, moments
+from bcnet.accel.kernels.norm import SIZES, activate, descend, moments, shares
 
 WIDEN = tl.constexpr(INTERPRETED)
 
@@ -82,11 +82,8 @@ def conv1x1_back(
     x += side * (x_side * A)
     dx += side.to(tl.int64) * M * C
     dy += side.to(tl.int64) * M * N
-    s = tl.zeros((BM, BC), tl.float32)
-    q = tl.zeros((BM, BC), tl.float32)
+    begin, end, s, q = shares(M, rows_each, BM, BC)
     dw = tl.zeros((BO, BC), tl.float32)
-    begin = tl.program_id(0) * rows_each
-    end = tl.minimum(begin + rows_each, M)
     for start in range(begin, end, BM):
         row = start + tl.arange(0, BM)
         valid = row < end

@@ -1,6 +1,6 @@
 """Depthwise convolutions of any size and stride in Triton, with the batch norms before and after them.
 
-Layout and grid are those of ``norm``. Kernels of 3x3 have faster ways in ``depthwise3``.
+Layout and grid are those of ``norm``. 3x3 kernels have faster versions in ``depthwise3``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from bcnet.accel.kernels.norm import SIZES, activate, add_up, blocks, descend, moments
+from bcnet.accel.kernels.norm import SIZES, activate, add_up, blocks, descend, moments, shares
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -25,10 +25,7 @@ def depthwise(
     weight += side * (K * K * C)
     if PRE:
         _, _, scale, shift = moments(gamma, beta, sums, side, c, inside, M // (HO * WO) * H * W, C, eps)
-    s = tl.zeros((BR, BC), tl.float32)
-    q = tl.zeros((BR, BC), tl.float32)
-    begin = tl.program_id(0) * each
-    end = tl.minimum(begin + each, M)
+    begin, end, s, q = shares(M, each, BR, BC)
     for start in range(begin, end, BR):
         p = start + tl.arange(0, BR)
         valid = p < end
@@ -90,10 +87,7 @@ def depthwise_back(
     weight += side * (K * K * C)
     if PRE:
         mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
-    s = tl.zeros((BR, BC), tl.float32)
-    q = tl.zeros((BR, BC), tl.float32)
-    begin = tl.program_id(0) * each
-    end = tl.minimum(begin + each, M)
+    begin, end, s, q = shares(M, each, BR, BC)
     for start in range(begin, end, BR):
         p = start + tl.arange(0, BR)
         valid = p < end
@@ -141,9 +135,7 @@ def depthwise_weight(
     dy += side.to(tl.int64) * (M // (H * W)) * HO * WO * C
     if PRE:
         _, _, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
-    acc = tl.zeros((BR, BC), tl.float32)
-    begin = tl.program_id(0) * each
-    end = tl.minimum(begin + each, M)
+    begin, end, acc, _ = shares(M, each, BR, BC)
     for start in range(begin, end, BR):
         p = start + tl.arange(0, BR)
         valid = p < end

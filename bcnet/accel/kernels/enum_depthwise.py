@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bcnet.accel.kernels.enum_norm import BatchNorm, ScaleShift, affine, block_of, configs
+from bcnet.accel.kernels.enum_norm import BatchNorm, ScaleShift, affine, block_width, configs
 
 NARROW = 8  # pixels across maps of which rows are held in registers
 
@@ -156,7 +156,7 @@ def depthwise(x: Tensor, weight: Tensor, stride: int, pad: int, norm: BatchNorm)
             STRIDE=x.stride(3), COLUMNS=columns, WIDTH=width, BI=4, BN=block, num_warps=8,
         )  # fmt: skip
     else:
-        block = block_of(columns)
+        block = block_width(columns)
         _depthwise_kernel[(triton.cdiv(columns, block), chunks)](
             x, weight, out, found, n, columns, x.stride(3), height, width, *size, per,
             KERNEL=kernel, STRIDE=stride, PAD=pad, BN=block,

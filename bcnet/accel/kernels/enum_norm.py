@@ -175,7 +175,7 @@ def _pointers(parts: Sequence[Tensor]) -> list[Tensor]:
     return [*parts, *[parts[0]] * (MAX_PARTS - len(parts))]
 
 
-def block_of(columns: int) -> int:
+def block_width(columns: int) -> int:
     return min(64, max(16, triton.next_power_of_2(columns)))
 
 
@@ -206,7 +206,7 @@ def affine(
 def statistics(parts: Sequence[Tensor], norm: BatchNorm) -> ScaleShift:
     """Batch norm of the sums parts[0], parts[0] + parts[1], ... of matrices (rows, columns), each contiguous."""
     rows, columns = parts[0].shape
-    block, width = 16, block_of(columns)
+    block, width = 16, block_width(columns)
     wanted = max(64, min(512, PROGRAMS // triton.cdiv(columns, width)))
     per = triton.cdiv(triton.cdiv(rows, wanted), block) * block
     chunks = triton.cdiv(rows, per)
@@ -230,7 +230,7 @@ def normalise(
         else torch.empty(len(parts), rows, columns, dtype=parts[0].dtype, device=parts[0].device)
     )
     if not out.is_meta:
-        width = block_of(columns)
+        width = block_width(columns)
         _apply_kernel[(triton.cdiv(rows, 64) * triton.cdiv(columns, width),)](
             *_pointers(parts), *affine, parts[0] if other is None else other, out,
             rows, columns, 0 if other is None else other.stride(0), 0,
@@ -246,7 +246,7 @@ def normalise_pool(
     rows, columns = parts[0].shape
     out = torch.empty(len(parts), images, columns, device=parts[0].device)
     if not out.is_meta:
-        width, pixels = block_of(columns), rows // images
+        width, pixels = block_width(columns), rows // images
         _apply_kernel[(images, triton.cdiv(columns, width))](
             *_pointers(parts), *affine, parts[0] if other is None else other, out,
             rows, columns, 0 if other is None else other.stride(0), pixels,

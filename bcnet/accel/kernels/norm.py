@@ -56,6 +56,23 @@ def blocks(C, A: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def shares(M, each, BR: tl.constexpr, BC: tl.constexpr):
+    """The rows from which and up to which a program works, and two sums (rows, channels) that it begins with."""
+    begin = tl.program_id(0) * each
+    return begin, tl.minimum(begin + each, M), tl.zeros((BR, BC), tl.float32), tl.zeros((BR, BC), tl.float32)
+
+
+@triton.jit
+def _rows(begin, end, inside, WIDE: tl.constexpr, BR: tl.constexpr):
+    """The rows of a block, and which of their channels there are."""
+    row = begin + tl.arange(0, BR)
+    here = (row < end)[:, None] & inside[None, :]
+    if WIDE:
+        row = row.to(tl.int64)
+    return row, here
+
+
+@triton.jit
 def moments(gamma, beta, sums, side, c, inside, M, C, eps):
     """Mean and 1/deviation of channels, and the norm as ``y * scale + shift``."""
     share = 1.0 / M  # once, not for every channel
@@ -91,15 +108,9 @@ def statistics(
     side, c, inside, C = blocks(C, A, BC)
     y_row = y_row * A
     y += side * (y_side * A)
-    begin = tl.program_id(0) * rows_each
-    end = tl.minimum(begin + rows_each, M)
-    s = tl.zeros((BR, BC), tl.float32)
-    q = tl.zeros((BR, BC), tl.float32)
+    begin, end, s, q = shares(M, rows_each, BR, BC)
     for start in range(begin, end, BR):
-        row = start + tl.arange(0, BR)
-        here = (row < end)[:, None] & inside[None, :]
-        if WIDE:
-            row = row.to(tl.int64)
+        row, here = _rows(start, end, inside, WIDE, BR)
         v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
         s += v
         q += v * v
@@ -119,10 +130,7 @@ def normalise(
     residual += side.to(tl.int64) * M * C
     _, _, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
     # The last rows first: they are still in the cache.
-    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BR + tl.arange(0, BR)
-    here = (row < M)[:, None] & inside[None, :]
-    if WIDE:
-        row = row.to(tl.int64)
+    row, here = _rows((tl.num_programs(0) - 1 - tl.program_id(0)) * BR, M, inside, WIDE, BR)
     u = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
     u = u * scale[None, :] + shift[None, :]
     if ADD:
@@ -159,15 +167,9 @@ def norm_sums(
     residual += side.to(tl.int64) * M * C
     kept += side.to(tl.int64) * M * C
     mean, rstd, scale, shift = moments(gamma, beta, sums, side, c, inside, M, C, eps)
-    begin = tl.program_id(0) * rows_each
-    end = tl.minimum(begin + rows_each, M)
-    s = tl.zeros((BR, BC), tl.float32)
-    q = tl.zeros((BR, BC), tl.float32)
+    begin, end, s, q = shares(M, rows_each, BR, BC)
     for start in range(begin, end, BR):
-        row = start + tl.arange(0, BR)
-        here = (row < end)[:, None] & inside[None, :]
-        if WIDE:
-            row = row.to(tl.int64)
+        row, here = _rows(start, end, inside, WIDE, BR)
         v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
         g = _gradient(a, b, row, c, here, a_row, b_row, repeat, TWO, REPEAT)
         u = v * scale[None, :] + shift[None, :]
@@ -201,10 +203,7 @@ def norm_gradient(
     b += side * (b_side * A)
     dy += side * (out_side * A)
     scale, shift, slope, mean = slopes(gamma, beta, sums, found, side, c, inside, M, C, eps)
-    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BR + tl.arange(0, BR)
-    here = (row < M)[:, None] & inside[None, :]
-    if WIDE:
-        row = row.to(tl.int64)
+    row, here = _rows((tl.num_programs(0) - 1 - tl.program_id(0)) * BR, M, inside, WIDE, BR)
     v = tl.load(y + row[:, None] * y_row + c[None, :], mask=here, other=0.0).to(tl.float32)
     g = _gradient(a, b, row, c, here, a_row, b_row, repeat, TWO, REPEAT)
     g = descend(g, v * scale[None, :] + shift[None, :], ACT)

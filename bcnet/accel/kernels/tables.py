@@ -42,18 +42,20 @@ def entropy(
         tl.atomic_add(found + side * classes + c, tl.sum(d, 0), mask=inside, sem="relaxed")
 
 
+@triton.jit
+def _tensor(row):
+    """What a row of a table begins with: address, elements, K, I, strides of o, k, i."""
+    address = tl.load(row).to(tl.pointer_type(tl.float32))
+    count, kernel, inputs = tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    return address, count, kernel, inputs, tl.load(row + 4), tl.load(row + 5), tl.load(row + 6)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def pack(table, half, full, BLOCK: tl.constexpr):
     """A table row: address, elements, O·K·I decoding (K, I), strides of o, k, i, place, whether it stays float32,
     and how many o and i there are: those beyond are zero."""
     row = table + tl.program_id(1) * 11
-    source = tl.load(row).to(tl.pointer_type(tl.float32))
-    count = tl.load(row + 1).to(tl.int32)
-    kernel = tl.load(row + 2).to(tl.int32)
-    inputs = tl.load(row + 3).to(tl.int32)
-    stride_o = tl.load(row + 4)
-    stride_k = tl.load(row + 5)
-    stride_i = tl.load(row + 6)
+    source, count, kernel, inputs, stride_o, stride_k, stride_i = _tensor(row)
     place = tl.load(row + 7)
     own_o = tl.load(row + 9).to(tl.int32)
     own_i = tl.load(row + 10).to(tl.int32)
@@ -79,13 +81,7 @@ def unpack(wholes, table, paths, HALF: tl.constexpr, BLOCK: tl.constexpr):
     (then it is one sum), and from one o to the next.
     """
     row = wholes + tl.program_id(1) * 7
-    target = tl.load(row).to(tl.pointer_type(tl.float32))
-    count = tl.load(row + 1).to(tl.int32)
-    kernel = tl.load(row + 2).to(tl.int32)
-    inputs = tl.load(row + 3).to(tl.int32)
-    stride_o = tl.load(row + 4)
-    stride_k = tl.load(row + 5)
-    stride_i = tl.load(row + 6)
+    target, count, kernel, inputs, stride_o, stride_k, stride_i = _tensor(row)
     for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
         e = start + tl.arange(0, BLOCK)
         valid = e < count

@@ -78,9 +78,9 @@ class Rows(NamedTuple):
             return Rows.whole(self.base.new_empty((self.sides, self.rows, self.channels)))
         return self._replace(base=torch.empty_like(self.base))
 
-    def image(self, side: int, space: tuple[int, int, int]) -> Tensor:
+    def image(self, side: int, extent: tuple[int, int, int]) -> Tensor:
         """One side as (n, C, h, w), channels last."""
-        n, h, w = space
+        n, h, w = extent
         size, stride = (n, self.channels, h, w), (h * w * self.row, 1, w * self.row, self.row)
         if self.parts:
             return self.parts[side]

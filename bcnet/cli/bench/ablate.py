@@ -13,7 +13,7 @@ from bcnet.cli.console import interruptible, print_json, table
 
 def ablate(
     recipe: Annotated[str, options.RECIPE] = "digits",
-    out: Annotated[Path, typer.Option(help="Folder for supernets, results and the figure.")] = Path("runs/ablate"),
+    out: Annotated[Path, typer.Option(help="Folder for supernets, results and the chart.")] = Path("runs/ablate"),
     only: Annotated[
         list[str] | None, typer.Option(help="An ablation, such as prior; may be repeated; else all.")
     ] = None,
@@ -33,26 +33,26 @@ def ablate(
     """
     import json
 
-    from bcnet.bench.ablate import Ablation, figure, summary, variants
+    from bcnet.bench.ablate import Ablation, chart, summary, variants
     from bcnet.bench.table import ChannelBench
     from bcnet.cli.bench.rank import seed_numbers
-    from bcnet.cli.run import changed
+    from bcnet.cli.run import with_options
     from bcnet.models.load import load_model
     from bcnet.run.recipe import Recipe
     from bcnet.utils.files import clear_errors, write_file
-    from bcnet.utils.progress import shown
+    from bcnet.utils.progress import terminal_listener
 
-    chosen = changed(Recipe.read(recipe), {"data": data}, settings or [])
+    chosen = with_options(Recipe.read(recipe), {"data": data}, settings or [])
     numbers = seed_numbers(seeds)
     wanted = variants(chosen, only or [])
     space = None if path is None else load_model(chosen.model).space(groups=chosen.groups)
     known = None if space is None else ChannelBench.load(space, path)
-    with interruptible("run the same command again"), shown() as listener:
+    with interruptible("run the same command again"), terminal_listener() as listener:
         rows = Ablation(chosen, out, known, device, listener).work(wanted, numbers)
     found = summary(rows)
     with clear_errors(str(out)):
         write_file(out / "ablate.json", (json.dumps({"rows": rows, "summary": found}, indent=1) + "\n").encode())
-        write_file(out / "ablate.svg", figure(found).encode())
+        write_file(out / "ablate.svg", chart(found).encode())
     if as_json:
         print_json(found)
         return

@@ -33,7 +33,7 @@ def build(
 
     from bcnet.bench.build import TABLE_OPTIMISATION, BuildConfig, build_sample, build_table
     from bcnet.run.session import choose_device
-    from bcnet.utils.progress import shown
+    from bcnet.utils.progress import terminal_listener
 
     where = str(choose_device(device))
     training = replace(TABLE_OPTIMISATION, epochs=epochs, bf16=where.startswith("cuda"))
@@ -41,7 +41,7 @@ def build(
     config = BuildConfig(
         model, data, groups, base, names, runs, batch, training, workers, cast(Any, executor), where, networks, within
     )
-    with interruptible("run the same command again"), shown() as listener:
+    with interruptible("run the same command again"), terminal_listener() as listener:
         if networks:
             drawn, file = build_sample(config, out, listener), out / "networks.json"
             mean = sum(map(sum, drawn["last"])) / networks / runs

@@ -65,7 +65,7 @@ def rank(
     from bcnet.bench.table import ChannelBench
     from bcnet.data import LoadOptions, load_data
     from bcnet.run.session import choose_device
-    from bcnet.utils.progress import shown
+    from bcnet.utils.progress import terminal_listener
 
     numbers = seed_numbers(seeds)
     where = str(choose_device(device))
@@ -79,7 +79,7 @@ def rank(
     if not data:
         raise BcnetError("rank trains on CIFAR-10: say where it lies with --data cifar10:FOLDER")
     parts = load_data(data, device=where, options=LoadOptions(batch_size=batch, channels_last=True))
-    with interruptible("run the same command again"), shown() as listener:
+    with interruptible("run the same command again"), terminal_listener() as listener:
         reports = [experiment.rank(config, parts, loaded, where, out, listener) for config in configs]
     if as_json:
         print_json(reports if len(reports) > 1 else reports[0])

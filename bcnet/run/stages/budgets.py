@@ -18,9 +18,9 @@ from bcnet.space.widths import Widths
 from bcnet.training import distributed
 
 ROUNDS = 5
-"""Corrections of the table at the most."""
+"""The most corrections of the table."""
 SLACK = 1.02
-"""Measured latency may be above its limit by so much and still hold: the clock is no better."""
+"""The factor by which a measured latency may exceed its limit and still hold: clocks are no more precise."""
 
 
 def limit_ms(run: Run, budget: Budget, full_ms: float) -> float:
@@ -77,7 +77,7 @@ def _held(run: Run, best: Trial, choose: Choose, budget: Budget, table: LatencyT
 def _measured(run: Run, trial: Trial, budget: Budget) -> dict[str, Any]:
     """The full network and one at the widths of ``trial``, timed side by side."""
     networks = {"full": run.fresh(run.full).eval(), "slim": run.fresh(np.array(trial.widths)).eval()}
-    found = compare_backend(networks, run.source.example, run.recipe.latency)
+    found = compare_backend(networks, run.original.example, run.recipe.latency)
     limit = limit_ms(run, budget, found["full"])
     held = found["slim"] <= SLACK * limit
     return {

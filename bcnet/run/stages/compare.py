@@ -24,7 +24,7 @@ def compare(run: Run) -> None:
     trained = run.read("retrain")
     names = trained["networks"]
     networks = {name: run.network(name) for name in names}
-    latency = compare_backend(networks, run.source.example, run.recipe.latency)
+    latency = compare_backend(networks, run.original.example, run.recipe.latency)
     leads = _leads(run, networks, trained["chosen"])
     rows = []
     for name in names:

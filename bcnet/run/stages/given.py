@@ -26,7 +26,7 @@ FEW = 40
 def score_given(run: Run) -> None:
     """Score the network as it was given; one that knows nothing yet is trained first."""
     start = time.monotonic()
-    network = duplicate(run.source.model).eval()
+    network = duplicate(run.original.model).eval()
     before = evaluate(network, run.data.val, run.task, bf16=run.recipe.given.bf16)
     _check_validation(run, int(before["count"]))
     clear = standing(network, run.data.val, run.task, bf16=run.recipe.given.bf16)

@@ -15,8 +15,8 @@ from bcnet.utils.progress import training_steps
 
 
 def choose(run: Run) -> None:
-    """Fine-tune what the search chose for a short while at several rates; all networks of the run take the one of
-    :func:`choose_rate`."""
+    """Fine-tune what the search chose for a short while at several rates; all networks of the run take the one that
+    :func:`choose_rate` returns."""
     start, cut = time.monotonic(), run.inherited(run.read("search")["best"]["widths"])
     config, teacher = fine_tuning(run, run.recipe.retrain)
     data, fast = replace(run.data, val=run.judged), fast_step(run)

@@ -14,7 +14,7 @@ from bcnet.run.recipe import Compared
 from bcnet.run.session import Run
 from bcnet.run.stages.common import CHECKPOINTS, fast_step, keep_network, plain_training, rows_of
 from bcnet.run.stages.configurations import configuration
-from bcnet.run.weights import fill
+from bcnet.run.weights import load_into
 from bcnet.training.optim import Optimisation
 from bcnet.training.retraining import Retraining, retrain, train_random
 from bcnet.utils.progress import training_steps
@@ -126,7 +126,7 @@ def _keep_winner(run: Run) -> None:
     raced = run.read("race")
     widths = raced["finalists"][raced["winner"]]
     network = run.inherited(widths)
-    fill(network, run.tensors("race"), run.path("race.safetensors"))
+    load_into(network, run.tensors("race"), run.path("race.safetensors"))
     kept = {"finalist": raced["winner"], "history": raced["history"], "seconds": raced["seconds"]}
     keep_network(run, "found", network, {"widths": widths, **kept})
 

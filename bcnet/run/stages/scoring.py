@@ -27,7 +27,7 @@ HEALING = "search/healing"
 
 
 def open_scorer(run: Run) -> Evaluator | CutScorer:
-    """What scores configurations."""
+    """The scorer that the run's recipe asks for."""
     return _evaluator(run) if run.recipe.scorer == "supernet" else cut_scorer(run, run.recipe.scorer)
 
 

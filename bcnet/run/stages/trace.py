@@ -30,9 +30,9 @@ def trace_network(run: Run) -> None:
     run.write(
         "trace",
         {
-            "model": run.source.spec,
+            "model": run.original.spec,
             "fingerprint": run.fingerprint,
-            "input": list(run.source.input_shape),
+            "input": list(run.original.input_shape),
             "classes": run.data.classes,
             "variables": variables,
             "size": str(space.size),
@@ -75,7 +75,7 @@ def _measure_layers(run: Run) -> None:
 
 
 def _check_weights(run: Run) -> None:
-    for name, tensor in run.source.model.state_dict().items():
+    for name, tensor in run.original.model.state_dict().items():
         if not bool(tensor.isfinite().all()):
             raise BcnetError(
                 f"the network as given holds numbers that are not finite in {name}: give weights that were trained "
@@ -91,20 +91,20 @@ def _check_output(run: Run) -> None:
             continue
         x, y = next(iter(source.batches(0, 0, run.device)))
         try:
-            output = run.source.model.eval()(x[:2])
+            output = run.original.model.eval()(x[:2])
         except Exception as error:  # the network's own code may raise anything
             if isinstance(error, RuntimeError) and out_of_memory(error):
                 raise
             reason = first_line(error)
             raise BcnetError(f"the network does not run on inputs of shape {tuple(x.shape[1:])}: {reason}") from error
         run.task.check(output, y[:2])
-        check_batch(run.source.model, x, training=source is run.data.train)
+        check_batch(run.original.model, x, training=source is run.data.train)
     _tell_size(run, x)
 
 
 def _tell_size(run: Run, x: Tensor) -> None:
     """Costs are those of the example, whatever the size of the images."""
-    costed, learnt = ("x".join(map(str, shape[2:])) for shape in (run.source.example.shape, x.shape))
+    costed, learnt = ("x".join(map(str, shape[2:])) for shape in (run.original.example.shape, x.shape))
     if costed != learnt:
         run.listener.note(
             f"the example is {costed}, but training inputs {learnt}: FLOPs, memory and latency are those of the example"

@@ -42,7 +42,7 @@ def climb(
         flat = moved.reshape(-1, len(counts))
         excess = constraints.excess(constraints.space.decode(flat))
         excess[:, 0] -= np.repeat(caps, MOVES)
-        guesses = _guesses(surrogate, flat, np.all(excess <= 0, axis=1)).reshape(-1, MOVES)
+        guesses = _predicted(surrogate, flat, np.all(excess <= 0, axis=1)).reshape(-1, MOVES)
         order = np.argpartition(-guesses, KEPT, axis=1)[:, :KEPT]
         met.append(moved[rows[:, None], order][np.isfinite(guesses[rows[:, None], order])])
         best = guesses.argmax(axis=1)
@@ -52,8 +52,8 @@ def climb(
     return np.vstack(met)
 
 
-def _guesses(surrogate: Surrogate, index: Indices, allowed: NDArray[np.bool_]) -> Floats:
-    """The guessed scores (n,) of candidate indices (n, L), minus infinity where they are not allowed."""
+def _predicted(surrogate: Surrogate, index: Indices, allowed: NDArray[np.bool_]) -> Floats:
+    """The predicted scores (n,) of candidate indices (n, L), minus infinity where they are not allowed."""
     guesses = np.full(len(index), -np.inf)
     guesses[allowed] = surrogate.predict(index[allowed])
     return guesses

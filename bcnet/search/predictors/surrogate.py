@@ -1,8 +1,8 @@
-"""A cheap guess of the score of any widths, learnt from the widths scored so far.
+"""A cheap prediction of the score of any widths, learnt from the widths scored so far.
 
 Ridge regression on main effects of every variable (orthogonal polynomials of its candidate's index, up
 to cubic) and on products of two variables' polynomials. With four candidates the main effects are
-complete: the guess is then exactly an additive plus pairwise model. Sums over the data are kept, so n
+complete: the prediction is then exactly an additive plus pairwise model. Sums over the data are kept, so n
 scores cost O(n p^2) once and a fit O(p^3), whatever n is.
 """
 
@@ -21,7 +21,7 @@ PENALTIES = (0.1, 1.0, 10.0, 100.0)
 
 
 class Surrogate:
-    """Scores of candidate indices (n, L), guessed; ``counts`` (L,) are the candidates of each variable."""
+    """Predicts scores of candidate indices (n, L); ``counts`` (L,) are the candidates of each variable."""
 
     def __init__(self, counts: Indices):
         self._bases = [_polynomials(int(count)) for count in counts]
@@ -71,11 +71,11 @@ class Surrogate:
         self._mixed[self._left, self._right] = weights[len(self._main) + 1 :]
 
     def predict(self, index: Indices) -> Floats:
-        """The guessed scores (n,) of candidate indices (n, L)."""
+        """The predicted scores (n,) of candidate indices (n, L)."""
         main = self._effects(index)
         # As a quadratic form: five times faster than writing out the products.
-        guessed: Floats = ((main @ self._mixed + self._main) * main).sum(axis=1)
-        return guessed + self._constant + self._shift
+        predicted: Floats = ((main @ self._mixed + self._main) * main).sum(axis=1)
+        return predicted + self._constant + self._shift
 
     def _effects(self, index: Indices) -> Floats:
         return np.hstack([basis[index[:, i]] for i, basis in enumerate(self._bases)])

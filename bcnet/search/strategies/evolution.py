@@ -102,7 +102,7 @@ class ScreenedMating(Mating):
         self._best_scores: Floats = np.empty(0)
 
     def learn(self, index: Indices, scores: Floats) -> None:
-        """Take the scores (n,) of candidate indices (n, L) to heart; NaN says nothing."""
+        """Learn from the scores (n,) of candidate indices (n, L); NaN says nothing."""
         known = np.isfinite(scores)
         self._surrogate.add(index[known], scores[known])
         good = known & self._constraints.feasible(self._constraints.space.decode(index))

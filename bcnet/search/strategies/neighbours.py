@@ -26,7 +26,7 @@ REACH, WIDER, NARROWER = (0.5, 0.15, 1.0), 1.3, 0.6
 """How far from the best the model is trusted at first, at the least and at the most, in logarithms of widths; and the
 factors after a generation that found a better one, and one that did not."""
 AT_RANDOM, DEVIATION, SOME = 4, 0.12, 0.5
-"""One of so many is at random; the deviation of the logarithms of the widths that change, and how many do."""
+"""One in this many is drawn at random; the deviation of the logarithms of the widths that change, and how many do."""
 TRIES = 3
 FURTHER = (0.25, 0.5, 1.0, 2.0)
 """Deviations of the logarithms of all widths, where nothing new lies nearer."""

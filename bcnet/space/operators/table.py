@@ -22,8 +22,8 @@ from bcnet.space.operators.base import Call
 if TYPE_CHECKING:
     from bcnet.space.coupling import Coupling
 
-Couple = Callable[[Call], "Value | list[Value]"]
-C = TypeVar("C", bound=Couple)
+CouplingRule = Callable[[Call], "Value | list[Value]"]
+C = TypeVar("C", bound=CouplingRule)
 Hole = tuple[str, int | None, int, Size]
 
 
@@ -64,9 +64,9 @@ class Site:
         return Size(position) if prefix is None else prefix(axis, position)
 
 
-Sizes = Callable[[Site], Iterable[Hole]]
-Macs = Callable[[Site], Iterable[Iterable[Size]]]
-Shares = Literal["sums", "channels", "elements", "joins"]
+SizeRule = Callable[[Site], Iterable[Hole]]
+MacRule = Callable[[Site], Iterable[Iterable[Size]]]
+Sharing = Literal["sums", "channels", "elements", "joins"]
 Fuses = Literal[
     "conv", "linear", "norm", "pool", "flat", "add", "dropout", "relu", "relu6", "hardtanh", "hardswish", "silu"
 ]
@@ -77,10 +77,10 @@ class Operator:
     """What bcnet knows about one operator; in a column that is None there is nothing to do. ``taught`` says that a user
     has added it."""
 
-    couple: Couple
-    sizes: Sizes | None = None
-    macs: Macs | None = None
-    shares: Shares | None = None
+    couple: CouplingRule
+    sizes: SizeRule | None = None
+    macs: MacRule | None = None
+    shares: Sharing | None = None
     fuses: Fuses | None = None
     taught: bool = True
 
@@ -90,10 +90,10 @@ OPERATORS: dict[str, Operator] = {}
 
 def register(
     *names: str,
-    couple: Couple,
-    sizes: Sizes | None = None,
-    macs: Macs | None = None,
-    shares: Shares | None = None,
+    couple: CouplingRule,
+    sizes: SizeRule | None = None,
+    macs: MacRule | None = None,
+    shares: Sharing | None = None,
     fuses: Fuses | None = None,
 ) -> None:
     """Teach bcnet the operators called ``names``, as torch names them (``aten::conv2d``).

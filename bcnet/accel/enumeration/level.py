@@ -93,7 +93,7 @@ class Reader:
         return self.layout.axis.pieces(self.walker.units, self.held(), self.walker.side)
 
 
-class State:
+class StateReader:
     """A parameter, buffer or constant, cut to the current units; every cut is made once."""
 
     def __init__(self, walker: Walker, node: fx.Node, axes: tuple[Axis, ...] | None, dtype: torch.dtype | None = None):
@@ -120,7 +120,7 @@ class Units:
         return self.size.at(self.walker.units)
 
 
-class Step(ABC):
+class Computation(ABC):
     """One operator (or several, fused) of a level; ``dies`` are the nodes nothing needs afterwards."""
 
     def __init__(self, walker: Walker, works: Sequence[Work]):
@@ -130,7 +130,7 @@ class Step(ABC):
 
     @abstractmethod
     def run(self) -> Any:
-        """The value of the step's node at the current units."""
+        """The value of the computation's node at the current units."""
 
     @property
     def apart(self) -> bool:
@@ -138,8 +138,8 @@ class Step(ABC):
         return False
 
 
-class Stacking(Step):
-    """A step that can give its values for every candidate of the variable its level chooses at once."""
+class Stacking(Computation):
+    """A computation that can give its values for every candidate of the variable its level chooses at once."""
 
     @property
     @abstractmethod
@@ -151,7 +151,7 @@ class Stacking(Step):
         """The values for every candidate, (candidates, n, ...)."""
 
 
-class CallStep(Step):
+class GraphCall(Computation):
     """An operator that treats channels apart, run as it stands in the graph."""
 
     def __init__(self, walker: Walker, work: Work, args: Any, kwargs: Any):
@@ -168,7 +168,7 @@ class CallStep(Step):
         return self.target is torch.ops.aten.flatten.using_ints and self.args[1:2] == [1]
 
 
-class Same(Step):
+class Same(Computation):
     """Dropout in evaluation."""
 
     def __init__(self, walker: Walker, work: Work, x: Reader):
@@ -183,7 +183,7 @@ class Same(Step):
         return True
 
 
-class NormStep(Step):
+class Normalisation(Computation):
     """Batch norm with the statistics of this batch, an addition and ReLU where these follow."""
 
     def __init__(
@@ -232,7 +232,7 @@ class Dense(Stacking):
     def _share(self) -> Tensor:
         """The channels by which this candidate exceeds the one before, added to the running sum.
 
-        A candidate that was left out is caught up with group by group, so that a sum never depends on which
+        Candidates that were left out are made up for group by group, so that a sum never depends on which
         other candidates were asked for.
         """
         walker, v = self.walker, self.variable
@@ -343,6 +343,6 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def read(arg: Any) -> Any:
-    if isinstance(arg, (Reader, State, Units)):
+    if isinstance(arg, (Reader, StateReader, Units)):
         return arg.read()
     return [read(a) for a in arg] if isinstance(arg, list) else arg

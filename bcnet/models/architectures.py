@@ -1,6 +1,6 @@
 """The structure of every network without its weights: blocks, strides, and width variables in order of first use.
 
-Imports no torch, so names and widths are available at once; the family modules build from these plans.
+Imports no torch, so names and widths are available at once; the family modules build from these architectures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Stage(NamedTuple):
     blocks: tuple[tuple[int, int], ...]  # (kernel, expansion) of each block
 
 
-class InvertedPlan(NamedTuple):
+class InvertedArchitecture(NamedTuple):
     """A stem, stages of inverted residual blocks, a 1x1 head."""
 
     stem: int
@@ -53,7 +53,7 @@ class InvertedPlan(NamedTuple):
         yield Variable("head.conv", self.head)
 
 
-class ResNetPlan(NamedTuple):
+class ResNetArchitecture(NamedTuple):
     """Blocks of each stage: two 3x3 convolutions, or with ``bottleneck`` 1x1, 3x3 and a four times wider 1x1."""
 
     blocks: tuple[int, ...]
@@ -77,7 +77,7 @@ class ResNetPlan(NamedTuple):
                     yield Variable(f"stage{i}.0.body.{last}.conv", factor * planes)
 
 
-class VGGPlan(NamedTuple):
+class VGGArchitecture(NamedTuple):
     """3x3 convolutions of each stage; max pooling between the stages."""
 
     stages: tuple[tuple[int, ...], ...]
@@ -87,27 +87,27 @@ class VGGPlan(NamedTuple):
         return (Variable(f"conv{i}.conv", width) for i, width in enumerate(widths, 1))
 
 
-VGG19 = VGGPlan(((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4))
+VGG19 = VGGArchitecture(((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4))
 
-RESNET18 = ResNetPlan((2, 2, 2, 2), bottleneck=False)
+RESNET18 = ResNetArchitecture((2, 2, 2, 2), bottleneck=False)
 RESNET18_CIFAR = RESNET18._replace(small=True)
-RESNET34 = ResNetPlan((3, 4, 6, 3), bottleneck=False)
-RESNET50 = ResNetPlan((3, 4, 6, 3), bottleneck=True)
+RESNET34 = ResNetArchitecture((3, 4, 6, 3), bottleneck=False)
+RESNET50 = ResNetArchitecture((3, 4, 6, 3), bottleneck=True)
 
 
-def _mobilenetv2(stem_stride: int, strides: tuple[int, ...]) -> InvertedPlan:
+def _mobilenetv2(stem_stride: int, strides: tuple[int, ...]) -> InvertedArchitecture:
     shape = ((16, 1, 1), (24, 2, 6), (32, 3, 6), (64, 4, 6), (96, 3, 6), (160, 3, 6), (320, 1, 6))
     stages = [
         Stage(out, stride, ((3, expansion),) * count)
         for (out, count, expansion), stride in zip(shape, strides, strict=True)
     ]
-    return InvertedPlan(32, stem_stride, tuple(stages), 1280, "ReLU6")
+    return InvertedArchitecture(32, stem_stride, tuple(stages), 1280, "ReLU6")
 
 
 MOBILENETV2_CIFAR = _mobilenetv2(1, (1, 1, 1, 2, 1, 2, 1))
 MOBILENETV2_IMAGENET = _mobilenetv2(2, (1, 2, 2, 2, 1, 2, 1))
 
-EFFICIENTNET_B0 = InvertedPlan(
+EFFICIENTNET_B0 = InvertedArchitecture(
     stem=32,
     stem_stride=2,
     stages=(
@@ -124,7 +124,7 @@ EFFICIENTNET_B0 = InvertedPlan(
     squeeze=4,
 )
 
-PROXYLESSNAS = InvertedPlan(
+PROXYLESSNAS = InvertedArchitecture(
     stem=32,
     stem_stride=2,
     stages=(
@@ -141,7 +141,7 @@ PROXYLESSNAS = InvertedPlan(
 )
 
 
-class NamedPlan(NamedTuple):
+class NamedArchitecture(NamedTuple):
     """A network whose few blocks its family module spells out."""
 
     widths: tuple[tuple[str, int], ...]
@@ -152,7 +152,7 @@ class NamedPlan(NamedTuple):
 
 # In the order of the digits of a Channel-Bench-Macro key, with the letters of its formulas: c for the outputs of
 # blocks, h and m for their hidden layers.
-CHANNEL_BENCH_MOBILENET = NamedPlan(
+CHANNEL_BENCH_MOBILENET = NamedArchitecture(
     (
         ("stem.conv", 128),  # c0
         ("block1.body.expand.conv", 768),  # h1
@@ -163,7 +163,7 @@ CHANNEL_BENCH_MOBILENET = NamedPlan(
         ("head.conv", 1024),  # c6
     )
 )
-CHANNEL_BENCH_RESNET = NamedPlan(
+CHANNEL_BENCH_RESNET = NamedArchitecture(
     (
         ("stem.conv", 256),  # c0
         ("block1.body.conv1.conv", 256),  # m1
@@ -174,7 +174,7 @@ CHANNEL_BENCH_RESNET = NamedPlan(
         ("block5.body.conv1.conv", 512),  # m6
     )
 )
-DIGITS = NamedPlan(
+DIGITS = NamedArchitecture(
     (
         ("stem.conv", 32),
         ("block1.body.conv1.conv", 48),
@@ -184,7 +184,7 @@ DIGITS = NamedPlan(
     )
 )
 # Wide where images are small and narrow where they are large, like many networks whose widths double at each stride.
-CLUTTERED = NamedPlan(
+CLUTTERED = NamedArchitecture(
     (
         ("stem.conv", 8),
         ("conv1.conv", 16),
@@ -194,4 +194,4 @@ CLUTTERED = NamedPlan(
     )
 )
 
-NetworkPlan = VGGPlan | ResNetPlan | InvertedPlan | NamedPlan
+Architecture = VGGArchitecture | ResNetArchitecture | InvertedArchitecture | NamedArchitecture

@@ -1,4 +1,4 @@
-"""The steps of a level on a GPU: a layer, its batch norm and what follows as few passes over memory.
+"""The computations of a level on a GPU: a layer, its batch norm and what follows as few passes over memory.
 
 All in channels-last bfloat16. A 1x1 convolution that widens takes its batch norm into its weights,
 since the mean and variance of W x follow from the mean and the Gram matrix of x. A dense layer makes the parts
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bcnet.accel.enumeration.level import Computation, Dense, Part, PerUnits, Reader, Stacking, StateReader, cut, read
 from bcnet.accel.enumeration.maker import Maker
 from bcnet.accel.enumeration.prefix_tree import Work
-from bcnet.accel.enumeration.steps import Dense, Part, PerUnits, Reader, Stacking, State, Step, cut, read
 from bcnet.accel.kernels import enum_conv as gpu_conv
 from bcnet.accel.kernels import enum_depthwise as gpu_depthwise
 from bcnet.accel.kernels import enum_fold as gpu_fold
@@ -52,7 +52,7 @@ def _side_by_side(values: Sequence[Tensor]) -> Tensor:
     return torch.stack(rows)
 
 
-class Folded(Step):
+class Folded(Computation):
     """A 1x1 convolution with its batch norm in its weights; ReLU and global pooling where they follow.
 
     Where all candidates of its input are there at once (see :class:`Normed`) and pooling makes its own results
@@ -96,7 +96,7 @@ class Folded(Step):
         return self.pool and x.shape[2] * x.shape[3] in (1, 2, 4, 8, 16, 32, 64, 128)
 
     def _one(self, held: Tensor) -> Tensor:
-        """From one input, ``held`` at the units at which it was computed."""
+        """The result for one input, which was computed at the units ``held``."""
         sums, gram = self.moments.of(self.dense.x.node, held)
         value = self.dense.x.read()
         start = (value.storage_offset() - held.storage_offset()) % held.shape[1]
@@ -114,7 +114,7 @@ class Folded(Step):
         return gpu_fold.fold(self._weight(), sums, gram, rows, _norm(self.norm), dtype)
 
     def _pooled(self, rows: Tensor, sums: Tensor, gram: Tensor, like: Tensor) -> list[Tensor]:
-        """From inputs (k, rows, columns) that are images like ``like``: k results (n, C, 1, 1)."""
+        """The results (n, C, 1, 1) for k inputs (k, rows, columns), images shaped as ``like``."""
         weight, shift = self._fold(sums, gram, rows.shape[1], rows.dtype)
         found = gpu_fold.dense_pool(rows, weight, shift, self.relu, like.shape[2] * like.shape[3])
         return list(found[:, :, :, None, None])
@@ -218,7 +218,7 @@ class Normed(Stacking):
         return [kernels.image(t, (n, height, width)) for t in found]
 
 
-class Depthwise(Step):
+class Depthwise(Computation):
     """A depthwise convolution, its batch norm, and ReLU where it follows."""
 
     def __init__(self, walker: Any, chain: Sequence[Work], conv: dict[str, Any], norm: dict[str, Any], relu: bool):
@@ -239,7 +239,7 @@ class Depthwise(Step):
 
 
 class FusedMaker(Maker):
-    """Makes the steps above where their layers are found, and plain ones everywhere else."""
+    """Makes the computations above where their layers are found, and plain ones everywhere else."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -272,14 +272,14 @@ class FusedMaker(Maker):
             and (other is None or level_of[other.node] < work.level)
         )
 
-    def _exact(self, work: Work) -> State:
+    def _exact(self, work: Work) -> StateReader:
         """The weight of a layer, not rounded to bfloat16."""
         weight = work.args["weight"]
-        return State(self.walker, weight, self.walker.axes_of(weight))
+        return StateReader(self.walker, weight, self.walker.axes_of(weight))
 
-    def _step(self, chain: list[Work]) -> Step:
+    def _computation(self, chain: list[Work]) -> Computation:
         if len(chain) == 1 or chain[1].kind != "aten::batch_norm":
-            return super()._step(chain)
+            return super()._computation(chain)
         work, norm = chain[0], self._named(chain[1])
         given, other, relu = self._named(work), *self._surroundings(chain)
         if _layer_kind(work) == "depthwise":
@@ -297,7 +297,7 @@ def _norm(args: Mapping[str, Any]) -> kernels.BatchNorm:
 
 
 def _layer_kind(work: Work) -> str | None:
-    """Whether these steps can run a work: as a ``dense`` or a ``depthwise`` convolution of images, or not at all."""
+    """How these computations run a work: as a ``dense`` or a ``depthwise`` convolution of images, or not at all."""
     args = work.args
     if work.kind != "aten::conv2d" or list(args["dilation"]) != [1, 1] or isinstance(args["padding"], str):
         return None
