@@ -62,7 +62,8 @@ With 4 GiB allowed, batches of 4,096 images ([the row `memory`](speed-rows.json)
 An earlier run had failed at enumeration, with a sentence that asks for smaller batches. Since then batches are halved
 until all configurations can be scored within the memory there is (`within_memory`), which is what the last line shows.
 """
-REMARKS = """Rows without a figure had no time left. Of six ImageNet recipes whose steps were asked for, one had time, and ended
+REMARKS = """\
+Rows without a figure had no time left. Of six ImageNet recipes whose steps were asked for, one had time, and ended
 before its retraining: two paths of `mobilenetv2_imagenet`'s supernet train 11,400 images per second at a batch of
 256, and scoring takes 70,900 images per second. The row of MobileNetV2's supernet was stopped before PyTorch's way
 was timed.
