@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_map_only
 
 from bcnet.errors import BcnetError, first_line
 from bcnet.space.axis import Axis
@@ -97,6 +98,12 @@ def _kernels(model: nn.Module) -> set[tuple[str, int]]:
     return found
 
 
+def _kind_of(model: nn.Module) -> tuple[torch.device | None, torch.dtype | None]:
+    """Where a model computes, and how precisely, by its first parameter that is no integer."""
+    found = next((p for p in model.parameters() if p.is_floating_point()), None)
+    return (None, None) if found is None else (found.device, found.dtype)
+
+
 class NetworkSpace(WidthSpace):
     """A :class:`WidthSpace` that knows its network. Made by :func:`trace`.
 
@@ -124,8 +131,8 @@ class NetworkSpace(WidthSpace):
         ]
         super().__init__(variables, steps, least)
         self.model, self.graph, self.coupling, self.init = model, graph, coupling, init
-        self.example = tuple(tensors_in(arguments(example)))
-        self.inputs, self.output = graph.given, output or logits
+        self._example, self._inputs = tuple(tensors_in(arguments(example))), graph.given
+        self._traced_as, self.output = _kind_of(model), output or logits
         self.fixed = coupling.fixed
         self.slots = slots(graph, coupling)
         self.costs: dict[str, Cost] = {
@@ -136,6 +143,22 @@ class NetworkSpace(WidthSpace):
         self._attributes = find_attributes(model, self.slots)
         self._own_class: bool | None = None
         self._trains_otherwise = False
+
+    @property
+    def example(self) -> tuple[Tensor, ...]:
+        """The example input, where the model is now and as precise: it may have been moved since it was traced."""
+        return tuple(tensors_in(self._follow(self._example)))
+
+    @property
+    def inputs(self) -> Any:
+        """The arguments and keywords that the graph was captured with, as :attr:`example` is."""
+        return self._follow(self._inputs)
+
+    def _follow(self, given: Any) -> Any:
+        (_, was), (device, precision) = self._traced_as, _kind_of(self.model)
+        if self._traced_as == (device, precision):
+            return given
+        return tree_map_only(Tensor, lambda t: t.to(device, precision if t.dtype == was else t.dtype), given)
 
     def learn_training(self, graph: Capture | None) -> None:
         """The network has layers for training only; their ``graph`` shows which attributes hold sizes."""
@@ -305,6 +328,19 @@ class NetworkSpace(WidthSpace):
         self.copy_weights(network, widths, source or self.model, kept=kept)
         return network.eval()
 
+    def _by_graph(self, widths: Widths) -> Any:
+        """The graph's output for the example."""
+        try:
+            return self.from_graph(widths)(*tensors_in(self.inputs))
+        except RuntimeError as error:
+            if self._traced_as == _kind_of(self.model):
+                raise
+            why = first_line(error)
+            raise BcnetError(
+                f"{type(self.model).__name__} was moved or converted after it was traced, and its graph does not run "
+                f"that way ({why:.120}): trace it again as it is now"
+            ) from error
+
     @torch.no_grad()
     def _differs(self, widths: Widths) -> str:
         """Why the user's class and the graph disagree at ``widths``; empty if they agree."""
@@ -314,7 +350,7 @@ class NetworkSpace(WidthSpace):
         devices = [t.device for t in self.example if t.is_cuda]
         with torch.random.fork_rng(devices=devices), without_autocast():
             torch.manual_seed(0)
-            expected = self.from_graph(widths)(*tensors_in(self.inputs))
+            expected = self._by_graph(widths)
             try:
                 own = self._own(widths)
                 self.copy_weights(own, widths, self.model)

@@ -219,3 +219,32 @@ def test_weights_of_another_network() -> None:
     sentence = r"^weights_of has no parameter 'inner.0.weight': it must be the traced network or its supernet$"
     with pytest.raises(BcnetError, match=sentence):
         space.build(space.min, weights_of=tiny("Gated"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_converted_after_it_was_traced(name: str) -> None:
+    """As one that is moved to a GPU is: networks are built as it is now."""
+    model, space = traced(name)
+    single = copy.copy(space)
+    single.model, single._own_class = copy.deepcopy(model).float(), None
+    for widths in three_widths(space):
+        network = single.build(widths, weights_of=single.model).eval()
+        expected = space.build(widths, weights_of=model).eval()(X)
+        torch.testing.assert_close(network(X.float()).double(), expected, rtol=1e-3, atol=1e-3)
+    assert single.example[0].dtype == torch.float32
+    assert space.example[0].dtype == torch.float64
+
+
+class AddsSingle(Tiny):
+    """Adds a constant in single precision, which no other precision bears."""
+
+    def body(self, x: Tensor) -> Tensor:
+        return x + torch.zeros(1)
+
+
+def test_a_network_that_cannot_be_converted_after_it_was_traced() -> None:
+    model = AddsSingle()
+    space = trace(model, X.float())
+    model.bfloat16()
+    with pytest.raises(BcnetError, match="was moved or converted after it was traced.*trace it again as it is now"):
+        space.build(space.min)

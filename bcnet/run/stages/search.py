@@ -124,7 +124,7 @@ def _trusted_measure(
 def _doubt(asked: str, by: str | None, count: int) -> str:
     if by == asked:
         return ""
-    words = f"the {asked}s of {count} configurations differ by no more than chance"
+    words = f"the {'losses' if asked == 'loss' else 'scores'} of {count} configurations differ by no more than chance"
     if by is not None:
         return f"{words}, so the search ranked by {by}"
     also = ", and so do their losses" if asked == "score" else ""
