@@ -246,5 +246,5 @@ def test_a_network_that_cannot_be_converted_after_it_was_traced() -> None:
     model = AddsSingle()
     space = trace(model, X.float())
     model.bfloat16()
-    with pytest.raises(BcnetError, match="was moved or converted after it was traced.*trace it again as it is now"):
+    with pytest.raises(BcnetError, match=r"was moved or converted after it was traced.*trace it again as it is now"):
         space.build(space.min)
