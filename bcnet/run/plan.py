@@ -227,7 +227,7 @@ def _advice(run: Run, seconds: dict[str, float], pace: _Pace) -> str:
 
 def _evaluations(run: Run) -> int:
     """How many configurations are scored at the most: a small space has no more."""
-    return min(run.recipe.search.evaluations, run.space.size)
+    return min(run.recipe.most_scored(len(run.data.train)), run.space.size)
 
 
 def _knows(run: Run) -> bool:

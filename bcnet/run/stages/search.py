@@ -53,13 +53,17 @@ def find(run: Run) -> None:
         _choose(run, "uniform", notes, start)
         return
     scorer.by = ranked_by
+    most = run.recipe.most_scored(len(run.data.train))
+    if bound := _bound(run, most):
+        run.listener.note(bound)
+        notes = [*notes, bound]
     with _open_store(run) as store:
         result = search(
             run.space,
             scorer,
             run.constraints.budgets,
             run.costs,
-            replace(r.search, seed=r.seed),
+            replace(r.search, seed=r.seed, evaluations=most),
             initial=initial,
             importance=run.channel_scores if r.search.strategy == "legr" else None,
             store=store,
@@ -85,6 +89,19 @@ def find(run: Run) -> None:
         "rules": rules,
     }
     _write(run, found, notes, ranked_by, start)
+
+
+def _bound(run: Run, most: int) -> str:
+    """In a sentence why no more than ``most`` configurations are scored, where more are asked for."""
+    r = run.recipe
+    asked, tuning = min(r.search.evaluations, run.space.size), r.retrain.epochs * len(run.data.train)
+    if most >= asked:
+        return ""
+    return (
+        f"the search scores at most {most:,} configurations instead of {asked:,}, because {r.healing.steps} steps heal "
+        f"each of them and fine-tuning the network that ships takes {tuning:,} (healing.share: {r.healing.share:g}): "
+        "for more, set healing.share: 0 or raise retrain.epochs"
+    )
 
 
 def _scored(scorer: Evaluator | CutScorer, widths: dict[str, Widths]) -> dict[str, float]:
