@@ -56,10 +56,10 @@ class HealingConfig:
     """What is done to a configuration before it is scored; ``score: cut`` has no steps."""
 
     steps: Annotated[Count, "steps of fine-tuning before a configuration is scored"] = 30
+    lr: Annotated[Positive | None, "their learning rate; null: the best of four for uniform widths"] = None
     share: Annotated[
-        NotNegative, "steps before all scores of a search, as a share of the fine-tuning's; 0: no bound"
+        NotNegative, "how many steps a search takes in all, as a share of the fine-tuning's; 0: no bound"
     ] = 1.0
-    lr: Annotated[Positive | None, "the learning rate of healing; null: the best of four for uniform widths"] = None
     calibration: Annotated[Count, "training batches for batch-norm statistics"] = 8
 
 
@@ -200,9 +200,8 @@ class Recipe(BaseModel):
         return "supernet" if self.start == "scratch" else self.score
 
     def most_scored(self, batches: int) -> int:
-        """How many configurations a search scores at the most where an epoch has ``batches`` training batches: as many
-        as are asked for, but healing them takes no more steps than ``healing.share`` allows, unless the first
-        generation alone does."""
+        """How many configurations a search scores at the most where an epoch has ``batches`` training batches: no more
+        than can be healed in the steps that ``healing.share`` allows, but at least its first generation."""
         asked, share = self.search.evaluations, self.healing.share
         if self.scorer != "steps" or share == 0:
             return asked
