@@ -91,8 +91,8 @@ def run(given: argparse.Namespace) -> None:
                     return
                 own = {"seed": seed, "epochs asked": epochs}
                 if method in SHARES:
-                    made = by_bcnet(trained, epochs, SHARES[method])
-                    found = {method: made["found"], UNIFORM + method: made["uniform"]}
+                    call = by_bcnet(trained, epochs, SHARES[method])
+                    found = {method: call["found"], UNIFORM + method: call["uniform"]}
                 else:
                     found = {method: by_rival(trained, _epochs(rows, seed, method, epochs))}
                 for name, row in found.items():
