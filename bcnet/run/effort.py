@@ -40,6 +40,8 @@ def with_effort(recipe: Recipe, effort: str) -> Recipe:
         group, _, name = key.partition(".")
         if content[group] is not None:
             content[group][name] = pick(content[group][name], value)
+    if effort == "paper":
+        content["healing"]["share"] = 0  # as many configurations as it says, however long the fine-tuning
     for group in ("given", "supernet", "retrain"):
         content[group]["warmup"] = min(content[group]["warmup"], content[group]["epochs"] / 4)
     # The baseline ``random`` cannot train its networks for longer than the others.

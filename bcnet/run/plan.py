@@ -20,8 +20,7 @@ from bcnet.latency.timing import threads
 from bcnet.run.pipeline import TOGETHER, run_stages, stages_of
 from bcnet.run.session import Run
 from bcnet.run.stages.retrain import ONCE
-from bcnet.run.stages.scoring import RATES
-from bcnet.run.stages.search import SCREENED
+from bcnet.run.stages.search import SCREENED, scored_beside
 from bcnet.search.constraints import format_cost
 from bcnet.supernet.training import SupernetTraining, train_supernet
 from bcnet.training.distributed import world
@@ -188,9 +187,8 @@ def _inherited(run: Run, pace: _Pace) -> dict[str, float]:
     else:
         heal = r.healing.steps * pace.slim if r.scorer == "steps" else 0.0
         each = pace.look + r.healing.calibration * pace.slim / 3
-        tried = len(RATES) if heal and r.healing.lr is None else 0
         screened = SCREENED * r.search.population if r.search.strategy == "evolution" else 0
-        found["search"] = (_evaluations(run) + tried) * (heal + each) + screened * each
+        found["search"] = (_evaluations(run) + scored_beside(r)) * (heal + each) + screened * each
     race = r.race
     if r.allot is not None:
         found["search"], race = 0.0, None
@@ -227,7 +225,7 @@ def _advice(run: Run, seconds: dict[str, float], pace: _Pace) -> str:
 
 def _evaluations(run: Run) -> int:
     """How many configurations are scored at the most: a small space has no more."""
-    return min(run.recipe.search.evaluations, run.space.size)
+    return min(run.recipe.most_scored(len(run.data.train)), run.space.size)
 
 
 def _knows(run: Run) -> bool:

@@ -26,7 +26,7 @@ from bcnet.training.optim import Optimisation
 from bcnet.training.race import RaceConfig
 from bcnet.training.retraining import Distillation, RandomBaseline
 from bcnet.utils.files import read_regular
-from bcnet.utils.settings import BelowOne, Count, Positive, checked, sentence
+from bcnet.utils.settings import BelowOne, Count, NotNegative, Positive, checked, sentence
 from bcnet.utils.yaml_text import LARGEST, brief, parse_yaml
 
 FORMAT_VERSION = 1
@@ -57,6 +57,9 @@ class HealingConfig:
 
     steps: Annotated[Count, "steps of fine-tuning before a configuration is scored"] = 30
     lr: Annotated[Positive | None, "their learning rate; null: the best of four for uniform widths"] = None
+    share: Annotated[
+        NotNegative, "how many steps a search takes in all, as a share of the fine-tuning's; 0: no bound"
+    ] = 1.0
     calibration: Annotated[Count, "training batches for batch-norm statistics"] = 8
 
 
@@ -195,6 +198,15 @@ class Recipe(BaseModel):
     def scorer(self) -> str:
         """What the search ranks by: ``steps``, ``cut`` or ``supernet``."""
         return "supernet" if self.start == "scratch" else self.score
+
+    def most_scored(self, batches: int) -> int:
+        """How many configurations a search scores at the most where an epoch has ``batches`` training batches: no more
+        than can be healed in the steps that ``healing.share`` allows, but at least its first generation."""
+        asked, share = self.search.evaluations, self.healing.share
+        if self.scorer != "steps" or share == 0:
+            return asked
+        affordable = share * self.retrain.epochs * batches / self.healing.steps
+        return min(asked, max(self.search.population, int(min(asked, affordable))))
 
     @property
     def paths(self) -> Method:

@@ -17,6 +17,7 @@ def test_quick_is_never_more_and_paper_never_less() -> None:
     assert (paper.given.epochs, paper.retrain.epochs, paper.search.evaluations) == (300, 300, 2000)
     short = RECIPE.changed(retrain={"epochs": 1, "warmup": 0})
     assert with_effort(short, "quick").retrain.epochs == 1
+    assert (RECIPE.healing.share, quick.healing.share, paper.healing.share) == (1, 1, 0)  # 0: no bound
     assert with_effort(RECIPE, "normal") == RECIPE
     assert with_effort(RECIPE.changed(race=None), "quick").race is None
 

@@ -188,7 +188,9 @@ def test_the_headline_says_what_became_of_the_network(finished: Run) -> None:
 
 def test_a_network_that_has_not_learnt_is_called_that(tmp_path: Path, weights: Path) -> None:
     """Labels of which the images say nothing: whatever was trained on them cannot have learnt."""
-    run = tinyrun.trained(tmp_path, weights, race=None, compare=[], retrain={"epochs": 1, "lr": 30.0, "warmup": 0})
+    healing = {"steps": 2, "calibration": 2, "share": 0}  # as many as for a longer training: no note of that
+    retrain = {"epochs": 1, "lr": 30.0, "warmup": 0}
+    run = tinyrun.trained(tmp_path, weights, race=None, compare=[], healing=healing, retrain=retrain)
     notes = tinyrun.Notes()
     tinyrun.work(run, listener=notes)
     first, *others = notes.notes
@@ -299,8 +301,8 @@ def test_a_run_by_the_fused_step_is_resumed_as_it_was(
 def test_a_small_space_is_scored_as_a_whole(tmp_path: Path) -> None:
     """By a search near the best so far, too, which is what recipes take where nothing else is said."""
     search = {"strategy": "neighbours", "evaluations": 12, "population": 6}
-    given = {"epochs": 1, "warmup": 0}
-    run = tinyrun.trained(tmp_path, groups=3, fallback=False, given=given, search=search)
+    given, retrain = {"epochs": 1, "warmup": 0}, {"epochs": 8, "warmup": 0}  # long enough to heal them all
+    run = tinyrun.trained(tmp_path, groups=3, fallback=False, given=given, search=search, retrain=retrain)
     tinyrun.work(run, until="search")
     rows = np.array(list(product(*(v.candidates for v in run.space.variables))))
     within = [tuple(row) for row in rows[run.constraints.feasible(rows)].tolist()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bcnet.run.recipe import Recipe
 from bcnet.run.session import Run
 from bcnet.search import LogWidthModel
 from bcnet.search.constraints import Constraints
@@ -46,10 +47,14 @@ def configuration(run: Run, name: str, within: Constraints | None = None) -> lis
 def rules_of_thumb(run: Run) -> dict[str, list[int]]:
     """What one would take without a search, by name. Balanced widths are not among them: inherited, they were five
     points below uniform ones (docs/results/rivals.md)."""
-    criterion = _criterion(run)
+    return {name: configuration(run, name) for name in rule_names(run.recipe)}
+
+
+def rule_names(recipe: Recipe) -> list[str]:
+    """Uniform widths, and widths by that criterion by which channels are kept (but never by chance) and by others."""
+    criterion = recipe.keep if recipe.keep != "random" else "l2"
     scoped = [f"{criterion}-isomorphic", "taylor-global", f"{criterion}-global", "lamp-isomorphic", "lamp-global"]
-    names = dict.fromkeys(["uniform", *scoped])
-    return {name: configuration(run, name) for name in names}
+    return list(dict.fromkeys(["uniform", *scoped]))
 
 
 def finalists(run: Run) -> dict[str, list[int]]:
@@ -75,8 +80,3 @@ def finalists(run: Run) -> dict[str, list[int]]:
     race = run.recipe.race
     most = 1 if race is None else race.finalists
     return {name: list(widths) for widths, name in list(different.items())[:most]}
-
-
-def _criterion(run: Run) -> str:
-    """The criterion by which widths are allotted: that by which channels are kept, but never chance."""
-    return run.recipe.keep if run.recipe.keep != "random" else "l2"

@@ -11,12 +11,12 @@ import numpy as np
 
 from bcnet.errors import BcnetError
 from bcnet.run.folder import DOUBT
-from bcnet.run.recipe import Prior
+from bcnet.run.recipe import Prior, Recipe
 from bcnet.run.schema import Measure
 from bcnet.run.session import Run
 from bcnet.run.stages.budgets import best_by_model, hold_latency
-from bcnet.run.stages.configurations import configuration, named_widths, rules_of_thumb
-from bcnet.run.stages.scoring import HEALING, cut_scorer, open_scorer, scores_in_parts
+from bcnet.run.stages.configurations import configuration, named_widths, rule_names, rules_of_thumb
+from bcnet.run.stages.scoring import HEALING, RATES, cut_scorer, open_scorer, scores_in_parts
 from bcnet.search import LogWidthModel, PathLosses, SearchProgress, Trial, TrialStore, front_of, search
 from bcnet.search.constraints import Constraints
 from bcnet.search.noise import tells_apart
@@ -53,13 +53,17 @@ def find(run: Run) -> None:
         _choose(run, "uniform", notes, start)
         return
     scorer.by = ranked_by
+    most = run.recipe.most_scored(len(run.data.train))
+    if bound := _bound(run, most):
+        run.listener.note(bound)
+        notes = [*notes, bound]
     with _open_store(run) as store:
         result = search(
             run.space,
             scorer,
             run.constraints.budgets,
             run.costs,
-            replace(r.search, seed=r.seed),
+            replace(r.search, seed=r.seed, evaluations=most),
             initial=initial,
             importance=run.channel_scores if r.search.strategy == "legr" else None,
             store=store,
@@ -85,6 +89,27 @@ def find(run: Run) -> None:
         "rules": rules,
     }
     _write(run, found, notes, ranked_by, start)
+
+
+def _bound(run: Run, most: int) -> str:
+    """In a sentence why a search scores no more than ``most`` configurations, where more are asked for."""
+    r = run.recipe
+    asked, tuning = min(r.search.evaluations, run.space.size), r.retrain.epochs * len(run.data.train)
+    if most >= asked:
+        return ""
+    return (
+        f"the search scores at most {most:,} configurations instead of {asked:,}, because {r.healing.steps} steps heal "
+        f"each of them and fine-tuning the network that ships takes {tuning:,} (healing.share: {r.healing.share:g}): "
+        "for more, set healing.share: 0 or raise retrain.epochs"
+    )
+
+
+def scored_beside(recipe: Recipe) -> int:
+    """About how many configurations are scored beside those that a search asks for: at several rates of healing, to
+    tell whether scores can be trusted, and to compare with."""
+    rates = len(RATES) if recipe.scorer == "steps" and recipe.healing.lr is None else 0
+    probed = max(0, PROBED - recipe.search.population) if recipe.fallback else 0
+    return rates + probed + 1 + (len(rule_names(recipe)) if recipe.race is not None else 0)
 
 
 def _scored(scorer: Evaluator | CutScorer, widths: dict[str, Widths]) -> dict[str, float]:
