@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, Concat, Grouped, example
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bcnet.errors import BcnetError
@@ -36,6 +38,11 @@ def _same_numbers() -> None:
 def space_of(name: str) -> NetworkSpace:
     torch.manual_seed(0)
     return trace(ARCHITECTURES[name]().double(), example(name), groups=4, base=2)
+
+
+@cache
+def supernet_of(name: str) -> Supernet:
+    return Supernet(space_of(name))
 
 
 def some_widths(space: NetworkSpace) -> list[Widths]:
@@ -234,6 +241,21 @@ def test_bad_requests_say_what_is_wrong() -> None:
         assert str(error.value) == message
     with pytest.raises(BcnetError, match=r"^unknown principle 'bcv3': did you mean"):
         Supernet(space, "bcv3")
+
+
+@given(st.data())
+def test_a_selection_is_the_same_however_widths_are_given(data: st.DataObject) -> None:
+    """Those of candidates are looked up, others are checked."""
+    space = space_of("concat")
+    net = supernet_of("concat")
+    widths = [data.draw(st.integers(1, v.max // v.unit)) * v.unit for v in space.variables]
+    side: Side = data.draw(st.sampled_from(["left", "right"]))
+    units = tuple(width // v.unit for width, v in zip(widths, space.variables, strict=True))
+    for given_as in (widths, tuple(widths), np.array(widths), np.array(widths, dtype=float), torch.tensor(widths)):
+        selection = net.select(given_as, side)
+        assert selection == net.select(space.check(widths), side)
+        assert (selection.units, selection.side) == (units, side)
+        assert all(type(unit) is int for unit in selection.units)
 
 
 def test_it_moves_and_copies_as_a_module_does() -> None:
