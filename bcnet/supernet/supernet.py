@@ -106,7 +106,7 @@ class Supernet(nn.Module):
         return Selection(units, taken, tuple([size.at(units) for size in self._graph.sizes]))
 
     def _units_of(self, widths: ArrayLike) -> tuple[int, ...]:
-        """Widths in units. Those of candidates are looked up: to check an array took 4 % of a step of a tiny network."""
+        """Widths in units. Candidates are looked up: to check an array took 4 % of a step of a tiny network."""
         if isinstance(widths, (tuple, list, np.ndarray)):
             row = widths.tolist() if isinstance(widths, np.ndarray) else widths
             with contextlib.suppress(KeyError, TypeError, ValueError):
