@@ -33,6 +33,8 @@ from bcnet.training import distributed
 
 Stats = dict[str, Tensor]
 Tap = Callable[[Tensor, str], Tensor]
+Cut = tuple[int, tuple[Axis, ...], tuple[int, ...]]
+"""A tensor of the state that a path cuts: its number, its axes, and their variables."""
 
 
 @dataclass(frozen=True)
@@ -145,30 +147,31 @@ class Supernet(nn.Module):
         """The slices of tensors, in the order of :meth:`state`, that a path uses."""
         found = list(state)
         for (number, axes, _), block in zip(self._cuts, self.blocks(selection), strict=True):
-            found[number] = self._sliced(found[number], axes, selection) if block is None else found[number][block]
+            found[number] = self.sliced(found[number], axes, selection) if block is None else found[number][block]
         return found
 
-    def _sliced(self, tensor: Tensor, axes: tuple[Axis, ...], selection: Selection) -> Tensor:
+    def sliced(self, tensor: Tensor, axes: tuple[Axis, ...], selection: Selection) -> Tensor:
+        """What a path uses of a tensor: a view where it is a single block."""
         return sliced(tensor, axes, selection.units, self._total, selection.side)
 
     def blocks(self, selection: Selection) -> list[tuple[slice, ...] | None]:
         """Indices of the slices that a path uses, None for one that is not a single block."""
         if self._latest[0] is not selection:
-            self._latest = selection, [self._block(selection, *cut) for cut in self._cuts]
+            self._latest = selection, [self.block(selection, cut) for cut in self._cuts]
         return self._latest[1]
 
-    def _block(
-        self, selection: Selection, number: int, axes: tuple[Axis, ...], variables: tuple[int, ...]
-    ) -> tuple[slice, ...] | None:
+    def block(self, selection: Selection, cut: Cut) -> tuple[slice, ...] | None:
+        """The index of the slice that a path uses of one of :attr:`cuts`, None where it is not a single block."""
+        number, axes, variables = cut
         key = (number, selection.side, *[selection.units[v] for v in variables])
         if key not in self._blocks:
             self._blocks[key] = block_of(axes, selection.units, self._total, selection.side)
         return self._blocks[key]
 
     @property
-    def varying(self) -> list[int]:
-        """Which of :meth:`state` a path uses slices of."""
-        return [number for number, *_ in self._cuts]
+    def cuts(self) -> list[Cut]:
+        """What of :meth:`state` a path uses slices of."""
+        return self._cuts
 
     def run(
         self, selection: Selection, x: Any, views: Sequence[Tensor], stats: Stats | None = None, tap: Tap | None = None
@@ -186,7 +189,7 @@ class Supernet(nn.Module):
     def statistics(self, selection: Selection, x: Any, views: Sequence[Tensor]) -> Stats:
         """The statistics of the batch ``x`` at every batch norm of a path, by buffer name; dropout is off."""
         stats = {
-            name: torch.zeros_like(self._sliced(views[i], self._graph.axes[i] or (), selection))
+            name: torch.zeros_like(self.sliced(views[i], self._graph.axes[i] or (), selection))
             for i, name in self._graph.statistics.items()
         }
         self._graph.call(x, self._given(views, stats), selection.sizes, True, False)
@@ -223,8 +226,8 @@ class _PathGraph:
         self.call = self._compile(space)
         self.axes = [space.coupling.axes.get(name) for name in self.names]
 
-    def cuts(self) -> list[tuple[int, tuple[Axis, ...], tuple[int, ...]]]:
-        """What a path cuts of the state: its number, axes and variables."""
+    def cuts(self) -> list[Cut]:
+        """What a path cuts of the state."""
         return [
             (number, axes, tuple(sorted(frozenset[int]().union(*(axis.variables for axis in axes)))))
             for number, axes in enumerate(self.axes)

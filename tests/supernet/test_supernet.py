@@ -182,6 +182,81 @@ def test_gradients_of_several_paths_add_up() -> None:
         close(gradient, sum_)
 
 
+class Scaled(Concat):
+    """With a number that is learnt, which no width varies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "scaled"])
+def test_paths_of_one_loss_and_of_losses_of_their_own_have_the_same_gradients(name: str) -> None:
+    """Also where paths share a parameter as a whole, or a slice."""
+    torch.manual_seed(0)
+    x = example("concat" if name == "scaled" else name)
+    space = trace(Scaled().double(), x, groups=4, base=2) if name == "scaled" else space_of(name)
+    net = randomised(Supernet(space))
+    gradients = PathGradients(net)
+    paths = [net.select(widths, side) for widths in (space.max, space.min) for side in net.sides]
+    found = []
+    for together in (True, False):
+        gradients.zero()
+        runs = [(selection, gradients.leaves(selection)) for selection in paths]
+        losses = [net.run(selection, x, leaves).square().mean() for selection, leaves in runs]
+        if together:
+            gradients.backward(torch.stack(losses).sum(), runs)
+        else:
+            for loss, run in zip(losses, runs, strict=True):
+                gradients.backward(loss, [run])
+        found.append([None if p.grad is None else p.grad.clone() for p in net.parameters()])
+    for one, other in zip(*found, strict=True):
+        if one is not None:
+            close(one, other)
+
+
+@pytest.mark.parametrize("name", ["concat", "grouped"])
+def test_gradients_go_where_the_parameters_are(name: str) -> None:
+    """Slices are remembered: not of gradients that were thrown away, nor of weights that lie elsewhere by now."""
+    net = randomised(Supernet(space_of(name)))
+    gradients, x = PathGradients(net), example(name)
+    selection = net.select(net.space.sample(np.random.default_rng(1))[0], net.sides[-1])
+
+    def learnt() -> list[Tensor]:
+        gradients.zero()
+        leaves = gradients.leaves(selection)
+        gradients.backward(net.run(selection, x, leaves).square().sum(), [(selection, leaves)])
+        return [torch.zeros(()) if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+    def moved() -> None:
+        for parameter in net.parameters():
+            parameter.data = parameter.data.clone()
+
+    first = learnt()
+    assert any(gradient.any() for gradient in first)
+    for change in (lambda: None, lambda: net.zero_grad(set_to_none=True), moved, lambda: gradients._slices.clear()):
+        change()
+        for now, before in zip(learnt(), first, strict=True):
+            torch.testing.assert_close(now, before, rtol=0, atol=0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.5)
+    assert not all(torch.equal(now, before) for now, before in zip(learnt(), first, strict=True))
+
+
+def test_no_more_slices_are_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bcnet.supernet.gradients.MOST", 10)
+    net = Supernet(space_of("concat"))
+    gradients = PathGradients(net)
+    for widths in net.space.sample(np.random.default_rng(0), 20):
+        for side in net.sides:
+            gradients.leaves(net.select(widths, side))
+            assert len(gradients._slices) <= 10
+
+
 def test_frozen_parameters_stay() -> None:
     torch.manual_seed(0)
     model = Grouped().double()
