@@ -108,7 +108,7 @@ def make_plan(run: Run) -> RunPlan:
         pace = _measured(run)
     trained = run.recipe.start == "trained"
     seconds = _inherited(run, pace) if trained else _from_scratch(run, pace)
-    advice = _advice(run, seconds, pace) if trained else ""
+    advice = _advice(run, seconds, pace) if trained and not run.done("search") else ""
     order = [name for name in stages_of(run.recipe) if name != "trace"]
     several = max(1, len(run.recipe.targets))
     if run.recipe.targets:

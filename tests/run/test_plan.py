@@ -48,6 +48,12 @@ def test_runs_that_mostly_train_get_no_advice(tmp_path: Path, changes: dict[str,
     assert plan(tmp_path, **changes).advice == ""
 
 
+def test_a_search_that_is_over_is_not_advised_against(tmp_path: Path) -> None:
+    run = tinyrun.work(tinyrun.trained(tmp_path, **SLOW), until="search")
+    assert run.done("search")
+    assert make_plan(run).advice == ""
+
+
 def test_widths_that_are_asked_for_take_no_search_and_no_race(tmp_path: Path) -> None:
     retrain = {"epochs": 8, "warmup": 0}
     searched = plan(tmp_path / "searched", retrain=retrain).seconds
