@@ -124,7 +124,13 @@ SCHEMAS: dict[str, Any] = {
         notes=list[str],
         seconds=Seconds,
     ),
-    "search/": _object(_RESULT, note=str, ranked_by=(Measure | None, None), lr=(PositiveFloat | None, None)),
+    "search/": _object(
+        _RESULT,
+        note=(str, ""),
+        ranked_by=(Measure | None, None),
+        lr=(PositiveFloat | None, None),
+        holding=(list[str], []),
+    ),
     "rate": _object(
         _RESULT,
         lr=PositiveFloat,

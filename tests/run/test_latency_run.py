@@ -19,7 +19,7 @@ from bcnet.latency import compare
 from bcnet.latency import table as latency
 from bcnet.run.session import Run
 from bcnet.run.slim import Result, slim
-from bcnet.run.stages import budgets
+from bcnet.run.stages import budgets, retrain
 from bcnet.run.stages import search as stage
 
 
@@ -225,3 +225,54 @@ def test_python_says_that_a_budget_is_not_met(tmp_path: Path, pretended: None, m
     monkeypatch.setattr(compare, "compare_latency", lambda networks, _: dict.fromkeys(networks, 1.0))
     found = repr(slimmed(tmp_path, 1, latency={"threads": 1}, allot="uniform"))
     assert "The budget latency=80% is not met: measured, it takes 1 ms, and 800 us are allowed." in found
+
+
+def test_what_is_too_slow_when_measured_neither_races_nor_ships(
+    tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Predictions say that uniform widths hold the budget, as the search's choice does; measured, they do not."""
+    measured: list[list[str]] = []
+
+    def clocked(networks: dict[str, nn.Module], *_: object) -> dict[str, float]:
+        measured.append(list(networks))
+        return {name: {"uniform": 9.0}.get(name, 10.0 if "full" in name else 5.0) for name in networks}
+
+    monkeypatch.setattr(budgets, "compare_backend", clocked)
+    notes = tinyrun.Notes()
+    race = {"finalists": 4, "rounds": 1}
+    begun = tinyrun.trained(tmp_path, budgets=["latency=60%"], race=race, compare=["uniform"], retrain={"epochs": 2})
+    raced = tinyrun.work(begun, until="race", listener=notes)
+    assert any("uniform" in names for names in measured)
+    assert "uniform" not in raced.read("race")["finalists"]
+    assert raced.read("search")["best"]["widths"] in raced.read("race")["finalists"].values()
+    assert "slower than the budget when measured, so left out of the race: uniform" in notes.notes
+
+    better = {"found": 2.0, "uniform": 1.0}
+
+    def trained(run: Run, name: str) -> list[dict[str, Any]]:
+        return [{"val": {"loss": better[name], "score": -better[name]}}]
+
+    monkeypatch.setattr(retrain, "trainings", trained)
+    assert tinyrun.work(raced, until="retrain").read("retrain")["chosen"] == "found"
+    for name in ("retrain", "search/rivals"):
+        raced.remove(name)
+    monkeypatch.setattr(budgets, "compare_backend", lambda networks, *_: dict.fromkeys(networks, 5.0) | {"full": 10.0})
+    monkeypatch.setattr(budgets, "limit_ms", lambda *_: 6.0)
+    assert tinyrun.work(Run(raced.folder), until="retrain").read("retrain")["chosen"] == "uniform"
+
+
+def test_a_resumed_race_has_the_same_finalists(
+    tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tinyrun.trained(
+        tmp_path, budgets=["latency=60%"], race={"finalists": 3, "rounds": 1}, retrain={"epochs": 2}
+    )
+    raced = tinyrun.work(begun, until="race")
+    first = raced.read("race")["finalists"]
+    raced.remove("race")
+
+    def slower(networks: dict[str, nn.Module], *_: object) -> dict[str, float]:
+        raise AssertionError("finalists are measured once")
+
+    monkeypatch.setattr(budgets, "compare_backend", slower)
+    assert tinyrun.work(Run(raced.folder), until="race").read("race")["finalists"] == first

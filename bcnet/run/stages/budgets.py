@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from bcnet.training import distributed
 
 ROUNDS = 5
 """The most corrections of the table."""
+_FULL = "the full network"
 SLACK = 1.02
 """The factor by which a measured latency may exceed its limit and still hold: clocks are no more precise."""
 
@@ -53,6 +54,31 @@ def hold_latency(run: Run, best: Trial, choose: Choose) -> tuple[Trial, dict[str
         by = f"{checked['correction'] - 1:+.0%}"
         run.listener.note(f"predictions of latency were corrected by {by} until {budget.text} held when measured")
     return held, checked
+
+
+def holding(run: Run, name: str, networks: Mapping[str, Sequence[int]]) -> list[str]:
+    """Which configurations (by name) hold a budget of latency when they are measured side by side: a prediction that is
+    right for one of them is some per cent off for others. All of them, where there is no such budget.
+
+    Known as the result ``search/NAME`` after the first time, so that a resumed run does the same.
+    """
+    budget = next((b for b in run.constraints.budgets if b.name == "latency"), None)
+    if budget is None:
+        return list(networks)
+    kept = f"search/{name}"
+    if not run.done(kept):
+        run.write(kept, {"holding": distributed.decide(lambda: _holding(run, budget, networks))})
+    found: list[str] = run.read(kept)["holding"]
+    return found
+
+
+def _holding(run: Run, budget: Budget, networks: Mapping[str, Sequence[int]]) -> list[str]:
+    searched = run.read("search")
+    proven = searched["best"]["widths"] if (searched.get("latency") or {}).get("held") else None
+    built = {name: run.fresh(np.array(widths)).eval() for name, widths in networks.items()}
+    found = compare_backend({_FULL: run.fresh(run.full).eval(), **built}, run.original.example, run.recipe.latency)
+    limit = SLACK * limit_ms(run, budget, found[_FULL])
+    return [name for name, widths in networks.items() if list(widths) == proven or found[name] <= limit]
 
 
 def _advice(run: Run, best: Trial) -> str:

@@ -58,7 +58,13 @@ def rule_names(recipe: Recipe) -> list[str]:
 
 
 def finalists(run: Run) -> dict[str, list[int]]:
-    """The configurations that race, by name, the most trusted first: the mean of those that scored best, which no
+    """The configurations that race, by name."""
+    race = run.recipe.race
+    return dict(list(proposed(run).items())[: 1 if race is None else race.finalists])
+
+
+def proposed(run: Run) -> dict[str, list[int]]:
+    """All that may race, by name, the most trusted first: the mean of those that scored best, which no
     single one's luck is in (docs/results/rivals.md), the search's choice, the rule of thumb that scored best, uniform
     widths, the other rules, and more of those that scored best."""
     trials = [trial for trial in run.trials() if trial.feasible and trial.score is not None]
@@ -71,12 +77,10 @@ def finalists(run: Run) -> dict[str, list[int]]:
     searched, rules = run.read("search"), rules_of_thumb(run)
     known: dict[str, float] = searched.get("rules", {})
     ranked = sorted(rules, key=lambda rule: -known.get(rule, -np.inf))
-    proposed = {"search": list(searched["best"]["widths"])} | rules | named
+    found = {"search": list(searched["best"]["widths"])} | rules | named
     first = ["mean-of-best", "search", ranked[0], "uniform", *ranked]
-    proposed = {name: proposed[name] for name in [*first, *proposed] if name in proposed}
     different: dict[tuple[int, ...], str] = {}
-    for name, widths in proposed.items():
-        different.setdefault(tuple(widths), name)
-    race = run.recipe.race
-    most = 1 if race is None else race.finalists
-    return {name: list(widths) for widths, name in list(different.items())[:most]}
+    for name in [*first, *found]:
+        if name in found:
+            different.setdefault(tuple(found[name]), name)
+    return {name: list(widths) for widths, name in different.items()}

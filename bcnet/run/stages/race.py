@@ -8,11 +8,15 @@ from functools import partial
 from typing import Any
 
 from bcnet.run.session import Run
+from bcnet.run.stages.budgets import holding
 from bcnet.run.stages.common import CHECKPOINTS, fast_step, rows_of
-from bcnet.run.stages.configurations import finalists
+from bcnet.run.stages.configurations import proposed
 from bcnet.run.stages.retrain import fine_tuning
 from bcnet.training.race import Finalist, Racing
 from bcnet.utils.progress import training_steps
+
+SPARE = 2
+"""How many more than race are measured, where a budget is of latency."""
 
 
 class _InFolder:
@@ -30,11 +34,22 @@ class _InFolder:
         self.run.write(f"race/{name}", result)
 
 
+def _admitted(run: Run, most: int) -> dict[str, list[int]]:
+    """The first of those that may race, without those that a measured budget of latency excludes: what wins, ships.
+    Where it excludes all, which the search has told, all race."""
+    some = dict(list(proposed(run).items())[: most + SPARE])
+    held = holding(run, "finalists", some)
+    slow = [name for name in list(some)[:most] if name not in held]
+    if slow and held:
+        run.listener.note(f"slower than the budget when measured, so left out of the race: {', '.join(slow)}")
+    return {name: some[name] for name in (held or list(some))[:most]}
+
+
 def race(run: Run) -> None:
     """Fine-tune the finalists side by side; the winner, trained to the end, is what was found."""
     r, start = run.recipe, time.monotonic()
     assert r.race is not None
-    widths = finalists(run)
+    widths = _admitted(run, r.race.finalists)
     if len(widths) == 1:
         run.listener.note("there is one finalist, so there is nothing to race against")
     config, teacher = fine_tuning(run)

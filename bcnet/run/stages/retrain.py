@@ -12,6 +12,7 @@ from torch import nn
 from bcnet.data.source import Later, Source
 from bcnet.run.recipe import Compared
 from bcnet.run.session import Run
+from bcnet.run.stages.budgets import holding
 from bcnet.run.stages.common import CHECKPOINTS, fast_step, keep_network, plain_training, rows_of
 from bcnet.run.stages.configurations import configuration
 from bcnet.run.weights import load_into
@@ -72,10 +73,12 @@ def _repeat(run: Run, name: str) -> None:
 
 
 def _chosen(run: Run, names: list[str]) -> str:
-    """The best network within the budgets by what the validation images say, where no network learnt from them."""
+    """The best network within the budgets, latency as measured, by validation images that no network learnt from."""
     rivals = {name: run.read(f"retrain/{name}") for name in [*names, "found"] if name != "full"}
     if not all("val" in result for result in rivals.values()):
         return "found"
+    held = holding(run, "rivals", {name: list(result["widths"]) for name, result in rivals.items()})
+    rivals = {name: result for name, result in rivals.items() if name == "found" or name in held}
     sign, key = (1, "loss") if run.recipe.rank_by == "loss" else (-1, "score")
     means = {name: sign * np.mean([one["val"][key] for one in trainings(run, name)]) for name in rivals}
     return min(reversed(means), key=lambda name: means[name])
