@@ -117,7 +117,10 @@ class Comparison:
         with run.lock():
             run_stages(run, until="search")
         found = run.read("search")
-        about = {"finalists": finalists(run), "seconds": time.perf_counter() - begun}
+        race = run.recipe.race
+        assert race is not None
+        raced = dict(list(finalists(run).items())[: race.finalists])
+        about = {"finalists": raced, "seconds": time.perf_counter() - begun}
         kept = {key: found[key] for key in ("evaluations", "rules", "reference", "notes") if key in found}
         content = {**about, **kept, "search_seconds": found["seconds"], "provenance": provenance(self.args.device)}
         file.write_text(json.dumps(content) + "\n")

@@ -58,12 +58,6 @@ def rule_names(recipe: Recipe) -> list[str]:
 
 
 def finalists(run: Run) -> dict[str, list[int]]:
-    """The configurations that race, by name."""
-    race = run.recipe.race
-    return dict(list(proposed(run).items())[: 1 if race is None else race.finalists])
-
-
-def proposed(run: Run) -> dict[str, list[int]]:
     """All that may race, by name, the most trusted first: the mean of those that scored best, which no
     single one's luck is in (docs/results/rivals.md), the search's choice, the rule of thumb that scored best, uniform
     widths, the other rules, and more of those that scored best."""

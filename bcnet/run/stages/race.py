@@ -10,7 +10,7 @@ from typing import Any
 from bcnet.run.session import Run
 from bcnet.run.stages.budgets import holding
 from bcnet.run.stages.common import CHECKPOINTS, fast_step, rows_of
-from bcnet.run.stages.configurations import proposed
+from bcnet.run.stages.configurations import finalists
 from bcnet.run.stages.retrain import fine_tuning
 from bcnet.training.race import Finalist, Racing
 from bcnet.utils.progress import training_steps
@@ -37,7 +37,7 @@ class _InFolder:
 def _admitted(run: Run, most: int) -> dict[str, list[int]]:
     """The first of those that may race, without those that a measured budget of latency excludes: what wins, ships.
     Where it excludes all, which the search has told, all race."""
-    some = dict(list(proposed(run).items())[: most + SPARE])
+    some = dict(list(finalists(run).items())[: most + SPARE])
     held = holding(run, "finalists", some)
     slow = [name for name in list(some)[:most] if name not in held]
     if slow and held:
