@@ -129,6 +129,7 @@ SCHEMAS: dict[str, Any] = {
         note=(str, ""),
         ranked_by=(Measure | None, None),
         lr=(PositiveFloat | None, None),
+        asked=(_map(WidthList), {}),
         holding=(list[str], []),
     ),
     "rate": _object(

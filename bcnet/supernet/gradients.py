@@ -94,8 +94,9 @@ class PathGradients:
             whole = None if parameter is None else parameter.grad
             if whole is None or gradient is None:
                 continue
-            if known is None or (known.target is not None and known.whole is whole):
-                targets.append(whole if known is None or known.target is None else known.target)
+            own = whole if known is None else known.target if known.whole is whole else None
+            if own is not None:
+                targets.append(own)
                 sources.append(gradient)
                 continue
             for target, source in places(whole, gradient, self._axes[number], selection, self.net.total_units):

@@ -276,3 +276,20 @@ def test_a_resumed_race_has_the_same_finalists(
 
     monkeypatch.setattr(budgets, "compare_backend", slower)
     assert tinyrun.work(Run(raced.folder), until="race").read("race")["finalists"] == first
+
+
+def test_what_holds_is_known_of_the_configurations_that_were_measured(
+    tmp_path: Path, pretended: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = tinyrun.work(tinyrun.trained(tmp_path, budgets=["latency=60%"]), until="search")
+    small, large = searched.space.min.tolist(), searched.full.tolist()
+    takes = iter([5.0, 9.0])
+
+    def clocked(networks: dict[str, nn.Module], *_: object) -> dict[str, float]:
+        return dict.fromkeys(networks, next(takes)) | {"full": 10.0}
+
+    monkeypatch.setattr(budgets, "compare_backend", clocked)
+    with searched.lock():
+        assert budgets.holding(searched, "rivals", {"one": small}) == ["one"]
+        for _ in range(2):  # measured once
+            assert budgets.holding(searched, "rivals", {"one": large}) == []

@@ -19,7 +19,6 @@ from bcnet.training import distributed
 
 ROUNDS = 5
 """The most corrections of the table."""
-_FULL = "the full network"
 SLACK = 1.02
 """The factor by which a measured latency may exceed its limit and still hold: clocks are no more precise."""
 
@@ -41,7 +40,7 @@ def hold_latency(run: Run, best: Trial, choose: Choose) -> tuple[Trial, dict[str
     Where the measurement is above the limit, the table is corrected by what it was off, and ``choose`` chooses again
     within that. Of several processes, the first one measures for all.
     """
-    budget, table = next((b for b in run.constraints.budgets if b.name == "latency"), None), run.costs.get("latency")
+    budget, table = _latency_budget(run), run.costs.get("latency")
     if budget is None or not isinstance(table, LatencyTable):
         return best, None
     held, checked = distributed.decide(lambda: _held(run, best, choose, budget, table))
@@ -60,25 +59,35 @@ def holding(run: Run, name: str, networks: Mapping[str, Sequence[int]]) -> list[
     """Which configurations (by name) hold a budget of latency when they are measured side by side: a prediction that is
     right for one of them is some per cent off for others. All of them, where there is no such budget.
 
-    Known as the result ``search/NAME`` after the first time, so that a resumed run does the same.
+    Known for these configurations as the result ``search/NAME`` after the first time: a resumed run does the same.
     """
-    budget = next((b for b in run.constraints.budgets if b.name == "latency"), None)
+    budget = _latency_budget(run)
     if budget is None:
         return list(networks)
-    kept = f"search/{name}"
-    if not run.done(kept):
-        run.write(kept, {"holding": distributed.decide(lambda: _holding(run, budget, networks))})
-    found: list[str] = run.read(kept)["holding"]
-    return found
+    kept, asked = f"search/{name}", {name: list(widths) for name, widths in networks.items()}
+    if not run.done(kept) or run.read(kept)["asked"] != asked:
+        found = distributed.decide(lambda: _holding(run, budget, networks))
+        run.write(kept, {"asked": asked, "holding": found})
+    held: list[str] = run.read(kept)["holding"]
+    return held
+
+
+def _latency_budget(run: Run) -> Budget | None:
+    return next((b for b in run.constraints.budgets if b.name == "latency"), None)
 
 
 def _holding(run: Run, budget: Budget, networks: Mapping[str, Sequence[int]]) -> list[str]:
     searched = run.read("search")
     proven = searched["best"]["widths"] if (searched.get("latency") or {}).get("held") else None
-    built = {name: run.fresh(np.array(widths)).eval() for name, widths in networks.items()}
-    found = compare_backend({_FULL: run.fresh(run.full).eval(), **built}, run.original.example, run.recipe.latency)
-    limit = SLACK * limit_ms(run, budget, found[_FULL])
-    return [name for name, widths in networks.items() if list(widths) == proven or found[name] <= limit]
+    found, limit = _timed(run, budget, networks)
+    return [name for name, widths in networks.items() if list(widths) == proven or found[name] <= SLACK * limit]
+
+
+def _timed(run: Run, budget: Budget, networks: Mapping[str, Sequence[int]]) -> tuple[dict[str, float], float]:
+    """Milliseconds of the ``full`` network and of configurations by name, side by side, and what ``budget`` allows."""
+    built = {name: run.fresh(np.array(widths)).eval() for name, widths in {"full": run.full, **networks}.items()}
+    found = compare_backend(built, run.original.example, run.recipe.latency)
+    return found, limit_ms(run, budget, found["full"])
 
 
 def _advice(run: Run, best: Trial) -> str:
@@ -102,9 +111,7 @@ def _held(run: Run, best: Trial, choose: Choose, budget: Budget, table: LatencyT
 
 def _measured(run: Run, trial: Trial, budget: Budget) -> dict[str, Any]:
     """The full network and one at the widths of ``trial``, timed side by side."""
-    networks = {"full": run.fresh(run.full).eval(), "slim": run.fresh(np.array(trial.widths)).eval()}
-    found = compare_backend(networks, run.original.example, run.recipe.latency)
-    limit = limit_ms(run, budget, found["full"])
+    found, limit = _timed(run, budget, {"slim": trial.widths})
     held = found["slim"] <= SLACK * limit
     return {
         "correction": 1.0, "full_ms": found["full"], "slim_ms": found["slim"], "limit_ms": limit, "held": held
