@@ -70,7 +70,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         "With one thread, latency is the time in which that thread had a core, so that other programs on the machine",
         "hardly count. The rows this page had before 17 November 2026 were timed by the clock on the wall; all of them",
-        "were measured again. Of each network the least time of several turns counted; since 20 November the script takes",
+        "were measured again. Of each network the least time of its turns counted; since 20 November the script takes",
         "the median of alternating passes, as runs do, and no row is of that yet. A table of layers gets most of the",
         "ranking right, as FLOPs do; what FLOPs cannot say is how many milliseconds a network takes.",
         "",
